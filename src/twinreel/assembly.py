@@ -1,0 +1,199 @@
+"""From a recipe, or from a run folder, to the parts of a run: rows, model, task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from twinreel import losses
+from twinreel.checkpoint import find_checkpoint, read_model_json, read_weights
+from twinreel.config import import_function
+from twinreel.data.clip import Clip
+from twinreel.data.plan import keyed_seed
+from twinreel.data.sources import load_rows
+from twinreel.errors import CheckpointError, ConfigError
+from twinreel.models import create_model
+from twinreel.models.weights import load_partial
+from twinreel.recipe import DataSection, EvalSection, Recipe, load_recipe
+from twinreel.tasks import TASKS, Contrastive
+from twinreel.text import Vocabulary
+
+__all__ = [
+    "Run",
+    "build_model",
+    "build_task",
+    "describe_model",
+    "evaluation_rows",
+    "load_model",
+    "load_run",
+    "pick_device",
+    "training_rows",
+]
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of a run.
+
+    Raises:
+        ConfigError: a GPU is asked for and there is none.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("train.device=cuda, but PyTorch sees no GPU here; use train.device=cpu or auto")
+    return torch.device(name)
+
+
+def _rows(section: DataSection | EvalSection, source: str, root: str | None, split: str | None) -> list[Clip]:
+    options = dict(section.options)
+    if source == "manifest":
+        options |= {"manifest": section.manifest, "caption_template": section.caption_template}
+    if split == "all":
+        return load_rows(source, root, None, **options)
+    rows = load_rows(source, root, split, **options)
+    splits = sorted({row.split for row in rows if row.split is not None})
+    if split is None and splits:
+        key = "data.split" if isinstance(section, DataSection) else "eval.split"
+        raise ConfigError(f"the rows have splits ({', '.join(splits)}): choose with {key}=NAME, or {key}=all")
+    return rows
+
+
+def training_rows(recipe: Recipe) -> list[Clip]:
+    """The rows that a recipe trains on."""
+    data = recipe.data
+    return _rows(data, data.source, data.root, data.split)
+
+
+def evaluation_rows(recipe: Recipe, section: EvalSection | None = None) -> list[Clip]:
+    """The rows that a recipe is judged by; what `eval` leaves out is that of `data`."""
+    data, section = recipe.data, section or recipe.eval
+    manifest = section.manifest or (data.manifest if section.source is None else None)
+    source = section.source or ("manifest" if section.manifest else data.source)
+    inherited = (data.options if source == data.source else {}) | section.options
+    root = section.root if section.root is not None or section.manifest or section.source else data.root
+    filled = EvalSection(
+        source=source,
+        manifest=manifest,
+        root=root,
+        split=section.split,
+        caption_template=section.caption_template or data.caption_template,
+        **inherited,
+    )
+    return _rows(filled, source, root, section.split)
+
+
+def build_task(recipe: Recipe) -> Contrastive:
+    """The task with its loss."""
+    section = recipe.task
+    loss = import_function(section.loss, "task.loss") if ":" in section.loss else losses.LOSSES[section.loss]
+    return TASKS[section.name](
+        loss=loss,
+        num_candidates=section.num_candidates,
+        max_words=section.max_words,
+        loss_options=section.options,
+    )
+
+
+def build_model(recipe: Recipe, captions: Iterable[str]) -> nn.Module:
+    """A new model for training: seeded by the recipe, with its starting weights and its vocabulary.
+
+    Args:
+        recipe: the recipe.
+        captions: what a vocabulary is built from if the recipe names none.
+    """
+    section = recipe.model
+    vocabulary: Vocabulary | None
+    if section.vocabulary is not None:
+        vocabulary = Vocabulary.load(section.vocabulary, fold_case=section.fold_case)
+    elif ":" in section.name:
+        vocabulary = None  # the user's own towers bring what they need
+    else:
+        vocabulary = Vocabulary.build(captions, min_count=section.min_word_count, fold_case=section.fold_case)
+        if not vocabulary.words:
+            raise ConfigError(
+                "no vocabulary: the captions hold no word that occurs "
+                f"{section.min_word_count} times; lower model.min_word_count or give model.vocabulary"
+            )
+    whole = section.weights if isinstance(section.weights, str) else None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(keyed_seed(recipe.train.seed, "weights"))
+        model = create_model(
+            section.name,
+            weights=whole,
+            weights_scope=section.weights_scope,
+            vocabulary=vocabulary,
+            preprocessing=section.preprocessing.model_dump(exclude_none=True),
+            **section.options,
+        )
+    if isinstance(section.weights, dict):
+        for prefix, path in section.weights.items():
+            load_partial(model, prefix, path)
+    return model
+
+
+def describe_model(recipe: Recipe, model: nn.Module) -> dict[str, Any]:
+    """What `load_model` needs to build this model again; saved with the weights."""
+    vocabulary = getattr(model, "vocabulary", None)
+    preprocessing: Any = model.preprocessing
+    return {
+        "name": recipe.model.name,
+        "options": recipe.model.options,
+        "preprocessing": preprocessing.to_dict(),
+        "has_vocabulary": vocabulary is not None,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A trained run, loaded."""
+
+    folder: Path
+    checkpoint: Path
+    recipe: Recipe
+    model: nn.Module
+    task: Contrastive
+    warnings: Sequence[str] = ()
+
+
+def load_run(folder: str | Path, checkpoint: str | None = None, overrides: Sequence[str] = ()) -> Run:
+    """Load a run folder: its recipe (with overrides), model and task.
+
+    Args:
+        folder: what `twinreel train --out` wrote.
+        checkpoint: `last`, `best`, `step_N`; None = best if there is one, else last.
+        overrides: `section.key=value`.
+
+    Raises:
+        CheckpointError: no run there, or no such checkpoint.
+    """
+    folder = Path(folder)
+    if not (folder / "recipe.yaml").is_file():
+        raise CheckpointError(f"{folder}: not a run folder (no recipe.yaml); give what `twinreel train --out` wrote")
+    recipe = load_recipe(folder / "recipe.yaml", overrides)
+    if checkpoint is None and (folder / "checkpoints" / "best").exists():
+        checkpoint = "best"
+    path, warnings = find_checkpoint(folder, checkpoint)
+    model = model_from_checkpoint(path)
+    return Run(folder=folder, checkpoint=path, recipe=recipe, model=model, task=build_task(recipe), warnings=warnings)
+
+
+def model_from_checkpoint(path: Path) -> nn.Module:
+    """The model of a checkpoint, in eval mode, on the CPU; strict."""
+    saved: Mapping[str, Any] = read_model_json(path)
+    vocabulary = Vocabulary.load(path / "vocabulary.json") if saved["has_vocabulary"] else None
+    model = create_model(saved["name"], vocabulary=vocabulary, preprocessing=saved["preprocessing"], **saved["options"])
+    try:
+        model.load_state_dict(read_weights(path), strict=True)
+    except RuntimeError as error:
+        raise CheckpointError(f"{path}: the weights do not fit {saved['name']}: {error}") from error
+    return model.eval()
+
+
+def load_model(folder: str | Path, checkpoint: str | None = None) -> nn.Module:
+    """The model of a trained run: best, else last; eval mode, CPU."""
+    return load_run(folder, checkpoint).model

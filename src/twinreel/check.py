@@ -1,0 +1,165 @@
+"""Look before you train: recipe, files, what the model sees, one batch forward and backward."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from twinreel.assembly import build_model, build_task, pick_device, training_rows
+from twinreel.data.captions import collection_captions
+from twinreel.data.clip import Batch
+from twinreel.data.dataset import ClipDataset
+from twinreel.data.loader import load_batches, refuse_missing_videos
+from twinreel.data.plan import Plan
+from twinreel.data.transforms import network_input
+from twinreel.errors import DataError
+from twinreel.models.preprocessing import Preprocessing
+from twinreel.recipe import Recipe
+from twinreel.training import training_rules
+
+__all__ = ["CheckResult", "check_recipe", "draw_contact_sheet"]
+
+SHEET_ROWS = 8
+SHEET_FRAMES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """What was found, as name -> value, and what to look at."""
+
+    facts: dict[str, Any]
+    warnings: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Ready for `json.dumps`."""
+        return {"facts": self.facts, "warnings": self.warnings}
+
+    def to_table(self) -> str:
+        """A line a fact, then the warnings."""
+        lines = [f"{name.replace('_', ' '):20} {value}" for name, value in self.facts.items()]
+        return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
+
+
+def check_recipe(recipe: Recipe, sheet: Path) -> CheckResult:
+    """Read one batch as training would, draw it, and run it forward and backward.
+
+    Args:
+        recipe: what to check.
+        sheet: where the picture goes (PNG).
+
+    Raises:
+        ConfigError, DataError: what training would stop at.
+    """
+    rows = training_rows(recipe)
+    missing = refuse_missing_videos(rows, recipe.data.max_faults)
+    plan = Plan(num_rows=len(rows), seed=recipe.train.seed, global_batch_size=recipe.train.global_batch_size)
+    captions = list(islice(collection_captions(rows), 100_000))
+    model = build_model(recipe, captions)
+    device = pick_device(recipe.train.device)
+    model.to(device).train()
+    began = time.perf_counter()
+    batch = _first_batch(recipe, rows, plan, model)
+    read_seconds = time.perf_counter() - began
+    if not bool(batch.valid.any()):
+        raise DataError(f"no sample of the first batch can be read; first: {batch.faults[0].reason}")
+    preprocessing: Any = model.preprocessing
+    video = network_input(batch, preprocessing, device)
+    draw_contact_sheet(batch, video, preprocessing, sheet)
+    began = time.perf_counter()
+    loss, count = build_task(recipe).compute_loss(model, video, batch)
+    torch.autograd.backward(loss)
+    compute_seconds = time.perf_counter() - began
+    without = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    facts = {
+        "rows": len(rows),
+        "missing_files": len(missing),
+        "captions": len(captions),
+        **_vocabulary_facts(model, captions),
+        "steps_per_epoch": plan.steps_per_epoch,
+        "clip": f"{preprocessing.num_frames} frames at {preprocessing.frame_rate:g} a second = "
+        f"{preprocessing.clip_seconds:g} s",
+        "network_input": "x".join(map(str, video.shape)),
+        "value_range": f"{video.min():.3f} to {video.max():.3f}",
+        "unreadable": f"{len(batch.faults)} of the first {len(batch.ids)} samples",
+        "repeated_frames": batch.repeated_frames,
+        "loss": f"{loss.item():.3f} over {count} rows",
+        "read_seconds": f"{read_seconds:.2f} (1 process)",
+        "compute_seconds": f"{compute_seconds:.2f} forward and backward",
+        "contact_sheet": str(sheet),
+    }
+    warnings = [f"{fault.reason}" for fault in batch.faults[:5]]
+    if batch.repeated_frames > batch.pts_seconds.numel() / 4:
+        warnings.append("more than a quarter of the frames repeat the last one: clips are longer than these videos")
+    if without:
+        warnings.append(f"no gradient reaches {', '.join(without[:5])} ({len(without)} parameters)")
+    if not math.isfinite(loss.item()):
+        warnings.append("the loss is not finite")
+    return CheckResult(facts=facts, warnings=warnings)
+
+
+def _first_batch(recipe: Recipe, rows: Sequence[Any], plan: Plan, model: torch.nn.Module) -> Batch:
+    dataset = ClipDataset(rows, training_rules(recipe, model))
+    size = recipe.train.micro_batch_size or recipe.train.global_batch_size
+    return next(load_batches(dataset, plan.micro_batches(0, 1, size), num_workers=0))
+
+
+def _vocabulary_facts(model: torch.nn.Module, captions: Sequence[str]) -> dict[str, Any]:
+    vocabulary: Any = getattr(model, "vocabulary", None)
+    if vocabulary is None:
+        return {}
+    unknown: Counter[str] = vocabulary.unknown_words(captions)
+    silent = sum(not vocabulary.encode(text) for text in captions)
+    most = ", ".join(f"{word} ({count})" for word, count in unknown.most_common(5))
+    return {
+        "vocabulary": f"{len(vocabulary)} words; {len(unknown)} unknown{': ' + most if most else ''}",
+        "masked_captions": f"{silent} captions without a known word",
+    }
+
+
+def draw_contact_sheet(batch: Batch, video: Tensor, preprocessing: Preprocessing, path: Path) -> None:
+    """What the model sees: a row a sample (at most 8), its frames in time, its captions beneath.
+
+    Args:
+        batch: ids, captions and times.
+        video: network input (B, 3, T, S, S), as the model gets it, mirrored and normalized.
+        preprocessing: undoes the normalizing, for the picture only.
+        path: PNG.
+    """
+    pixels = preprocessing.to_pixels(video[:SHEET_ROWS].float().cpu())
+    chosen = torch.linspace(0, pixels.shape[1] - 1, min(SHEET_FRAMES, pixels.shape[1])).long().tolist()
+    side = max(pixels.shape[2], 112)
+    height = side + 34
+    sheet = Image.new("RGB", (side * len(chosen), height * len(pixels)), "white")
+    pen = ImageDraw.Draw(sheet)
+    for row in range(len(pixels)):
+        for column, frame in enumerate(chosen):
+            picture = Image.fromarray(pixels[row, frame].numpy()).resize((side, side))
+            sheet.paste(picture, (column * side, row * height))
+            seconds = float(batch.pts_seconds[row, frame])
+            pen.text(
+                (column * side + 3, row * height + 2),
+                f"{seconds:.2f}s",
+                fill="white",
+                stroke_width=1,
+                stroke_fill="black",
+            )
+        note = "" if bool(batch.valid[row]) else "UNREADABLE "
+        note += "mirrored " if bool(batch.flip[row]) else ""
+        captions = " | ".join(
+            text for text, real in zip(batch.captions[row], batch.caption_mask[row].tolist(), strict=True) if real
+        )
+        letters = side * len(chosen) // 6 - 2
+        pen.text((3, row * height + side + 2), f"{note}{batch.ids[row]}"[:letters], fill="black")
+        pen.text((3, row * height + side + 17), captions[:letters], fill="black")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(path)

@@ -1,0 +1,194 @@
+"""Checkpoints: written whole or not at all, loaded strictly, resumed bit for bit.
+
+`checkpoints/step_0001000/` holds `weights.safetensors`, `model.json` (what to build), `vocabulary.json` if the model
+has one, `training.pt` (optimizer, scaler, counters; loads with weights_only) and `contents.json` (size and checksum
+of each, written last). It is made under a temporary name, flushed and renamed; links `last` and `best` follow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from twinreel.errors import CheckpointError
+
+__all__ = [
+    "find_checkpoint",
+    "list_checkpoints",
+    "load_training_state",
+    "prune_checkpoints",
+    "read_model_json",
+    "read_weights",
+    "save_checkpoint",
+    "set_link",
+]
+
+
+def save_checkpoint(
+    run: Path, step: int, model: nn.Module, description: Mapping[str, Any], training_state: Mapping[str, Any]
+) -> Path:
+    """Write a checkpoint of a step and point `last` at it.
+
+    Args:
+        run: the run folder.
+        step: optimizer steps done.
+        model: its whole state dict is saved.
+        description: what `load_model` needs to build the model again (JSON).
+        training_state: tensors, numbers, strings, lists and dicts only.
+
+    Raises:
+        CheckpointError: the file system refuses; the checkpoints before this one are untouched.
+    """
+    folder = run / "checkpoints"
+    final = folder / f"step_{step:07d}"
+    part = folder / f".part_{final.name}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        weights = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
+        save_file(weights, part / "weights.safetensors")
+        (part / "model.json").write_text(json.dumps(description, indent=1, ensure_ascii=False), encoding="utf-8")
+        vocabulary = getattr(model, "vocabulary", None)
+        if vocabulary is not None:
+            vocabulary.save(part / "vocabulary.json")
+        torch.save(dict(training_state), part / "training.pt")
+        contents = {item.name: [item.stat().st_size, _checksum(item)] for item in sorted(part.iterdir())}
+        (part / "contents.json").write_text(json.dumps(contents, indent=1), encoding="utf-8")
+        for item in part.iterdir():
+            _flush(item)
+        _flush(part)
+        older = folder / f".part_old_{final.name}"
+        if final.exists():
+            os.replace(final, older)
+        os.replace(part, final)
+        _flush(folder)
+        shutil.rmtree(older, ignore_errors=True)
+        set_link(run, "last", final)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise CheckpointError(
+            f"{final}: the checkpoint could not be written: {error}. The checkpoints before it are intact; free space "
+            "or mend the folder, then go on with --resume."
+        ) from error
+    return final
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _checksum(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def set_link(run: Path, name: str, checkpoint: Path) -> None:
+    """Point `checkpoints/<name>` at a checkpoint, in one step."""
+    part = checkpoint.parent / f".part_{name}"
+    part.unlink(missing_ok=True)
+    part.symlink_to(checkpoint.name)
+    os.replace(part, run / "checkpoints" / name)
+
+
+def list_checkpoints(run: Path) -> list[Path]:
+    """The checkpoints of a run, by step."""
+    return sorted(item for item in (run / "checkpoints").glob("step_*") if item.is_dir())
+
+
+def prune_checkpoints(run: Path, keep_last: int) -> None:
+    """Delete all but the last `keep_last` checkpoints and the one `best` points at."""
+    best = run / "checkpoints" / "best"
+    kept = best.resolve().name if best.is_symlink() else None
+    for old in list_checkpoints(run)[:-keep_last]:
+        if old.name != kept:
+            shutil.rmtree(old)
+    for left_over in (run / "checkpoints").glob(".part_*"):
+        if left_over.is_dir():
+            shutil.rmtree(left_over, ignore_errors=True)
+
+
+def check_intact(checkpoint: Path) -> str | None:
+    """Why a checkpoint cannot be trusted, or None."""
+    try:
+        contents = json.loads((checkpoint / "contents.json").read_text(encoding="utf-8"))
+        for name, (size, checksum) in contents.items():
+            path = checkpoint / name
+            if path.stat().st_size != size:
+                return f"{name} has {path.stat().st_size} bytes instead of {size}"
+            if _checksum(path) != checksum:
+                return f"{name} differs from its checksum"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def find_checkpoint(run: Path, name: str | None = None) -> tuple[Path, list[str]]:
+    """The checkpoint to use, and warnings about newer broken ones.
+
+    Args:
+        run: a run folder.
+        name: `last`, `best`, `step_0001000`, `step_1000` or a number; None = the newest that is intact.
+
+    Raises:
+        CheckpointError: there is none, or the named one is broken.
+    """
+    found = list_checkpoints(run)
+    if not found:
+        raise CheckpointError(
+            f"{run}: no checkpoint here; a run folder has checkpoints/step_*/ (made by `twinreel train --out`)"
+        )
+    if name in (None, "last"):
+        warnings: list[str] = []
+        for checkpoint in reversed(found):
+            reason = check_intact(checkpoint)
+            if reason is None:
+                return checkpoint, warnings
+            warnings.append(f"{checkpoint.name} is broken ({reason}); the one before it is taken")
+        raise CheckpointError(f"{run}: every checkpoint is broken: {'; '.join(warnings)}")
+    wanted = run / "checkpoints" / str(name)
+    if name != "best":
+        digits = str(name).removeprefix("step_")
+        wanted = run / "checkpoints" / (f"step_{int(digits):07d}" if digits.isdigit() else str(name))
+    if not wanted.exists():
+        choices = ", ".join(["last", "best", *(item.name for item in found)])
+        raise CheckpointError(f"{run}: no checkpoint {name!r}; there are: {choices}")
+    wanted = wanted.resolve()
+    reason = check_intact(wanted)
+    if reason is not None:
+        raise CheckpointError(f"{wanted}: broken: {reason}; choose another one")
+    return wanted, []
+
+
+def read_model_json(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint says of the model it holds."""
+    return dict(json.loads((checkpoint / "model.json").read_text(encoding="utf-8")))
+
+
+def read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """The whole state dict of a checkpoint, on the CPU."""
+    return dict(load_file(checkpoint / "weights.safetensors"))
+
+
+def load_training_state(checkpoint: Path) -> dict[str, Any]:
+    """Optimizer, scaler and counters of a checkpoint."""
+    return dict(torch.load(checkpoint / "training.pt", weights_only=True, map_location="cpu"))

@@ -1,0 +1,285 @@
+"""The command line: one verb = one thin function = one public function.
+
+Progress goes to stderr, results to stdout (`--json` for programs). Errors that the user can mend are printed without
+a traceback. Exit codes: 0 done, 2 mend it, 1 our bug, 143 stopped by SIGTERM with everything saved.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from twinreel.errors import ConfigError, TwinreelError
+
+if TYPE_CHECKING:
+    from twinreel.data.clip import Clip
+    from twinreel.recipe import Recipe
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Train, evaluate and use models that understand video and connect it with language.",
+)
+
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. train.seed=2")]
+Json = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
+Checkpoint = Annotated[str | None, typer.Option(help="last, best or step_N; default best, else last")]
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    try:
+        app(args=_resume_value(sys.argv[1:]))
+    except TwinreelError as error:
+        print(f"twinreel: {error}", file=sys.stderr)
+        code = 2
+    except BrokenPipeError:
+        sys.stdout = None  # the reader of our output (head, less) has seen enough
+        code = 0
+    except Exception:
+        traceback.print_exc()
+        print("twinreel: this is a bug in twinreel; please report it with the text above", file=sys.stderr)
+        code = 1
+    sys.exit(code)
+
+
+def _resume_value(arguments: list[str]) -> list[str]:
+    """`--resume step_1000` becomes `--resume-from step_1000`: an option whose value may be left out."""
+    for i, argument in enumerate(arguments[:-1]):
+        if argument == "--resume" and re.fullmatch(r"last|best|(step_)?[0-9]+", arguments[i + 1]):
+            return [*arguments[:i], "--resume-from", *arguments[i + 1 :]]
+    return arguments
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def _load(name: str, overrides: list[str] | None) -> Recipe:
+    from twinreel.recipe import load_recipe
+
+    return load_recipe(name, overrides or [])
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="folder for videos, run and index")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="of videos and training")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Everything, in about two minutes, on videos it makes itself."""
+    from twinreel.demo import run_demo
+
+    result = run_demo(out, seed=seed)
+    _print_json(result.to_json()) if as_json else print(result.to_table())
+
+
+@app.command("list")
+def list_names(as_json: Json = False) -> None:
+    """Models, sources, losses and recipes."""
+    from twinreel.data.sources import SOURCES
+    from twinreel.losses import LOSSES
+    from twinreel.models import MODELS
+    from twinreel.recipe import list_recipes, recipe_header
+
+    tables = {
+        "models": {name: _first_line(item) for name, item in MODELS.items()},
+        "losses": {name: _first_line(item) for name, item in LOSSES.items()},
+        "sources": {name: _first_line(item) for name, item in SOURCES.items()},
+        "recipes": {name: recipe_header(name) for name in list_recipes()},
+    }
+    if as_json:
+        _print_json(tables)
+        return
+    for title, names in tables.items():
+        print(f"{title}:")
+        for name, text in names.items():
+            print(f"  {name:24} {text}")
+
+
+def _first_line(item: Any) -> str:
+    return (item.__doc__ or "").strip().splitlines()[0]
+
+
+@app.command()
+def show(recipe: str, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Print the complete resolved recipe."""
+    resolved = _load(recipe, overrides)
+    _print_json(resolved.model_dump(mode="json")) if as_json else print(resolved.to_yaml(), end="")
+
+
+@app.command()
+def check(
+    recipe: str,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="the contact sheet of what the model sees")] = Path("check.png"),
+    as_json: Json = False,
+) -> None:
+    """Check recipe and files, draw what the model sees, run one batch forward and backward."""
+    from twinreel.check import check_recipe
+
+    result = check_recipe(_load(recipe, overrides), out)
+    _print_json(result.to_json()) if as_json else print(result.to_table())
+
+
+@app.command()
+def train(
+    recipe: str,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="the run folder")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on from the newest checkpoint, or --resume step_N")
+    ] = False,
+    resume_from: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Train a recipe into a run folder."""
+    if out is None:
+        raise ConfigError("where to? Give the run folder: --out runs/NAME")
+    from twinreel.training import train as run_training
+
+    result = run_training(_load(recipe, overrides), out, resume=resume_from or resume)
+    if result.report is not None:
+        print(result.report.to_table())
+    if result.stopped_by is not None:
+        raise typer.Exit(143 if result.stopped_by == "SIGTERM" else 130)
+
+
+@app.command("eval")
+def evaluate(
+    run: str,
+    overrides: Overrides = None,
+    checkpoint: Checkpoint = None,
+    manifest: Annotated[list[str] | None, typer.Option("--input", help="CSV or JSONL to judge on")] = None,
+    source: Annotated[str | None, typer.Option(help="or a source of `twinreel list`")] = None,
+    split: Annotated[str | None, typer.Option(help="split of it")] = None,
+    root: Annotated[str | None, typer.Option(help="folder that paths are relative to")] = None,
+    as_json: Json = False,
+) -> None:
+    """Judge a run: retrieval in both directions, with the protocol."""
+    from twinreel.evaluation import evaluate as run_evaluation
+    from twinreel.log import Progress
+
+    progress = Progress()
+    report = run_evaluation(
+        run,
+        checkpoint=checkpoint,
+        manifest=manifest or None,
+        source=source,
+        split=split,
+        root=root,
+        overrides=overrides or [],
+        report=lambda done, total: progress.show(f"embedding {done}/{total} videos", force=done == total),
+    )
+    progress.clear()
+    _print_json(report.to_json()) if as_json else print(report.to_table())
+
+
+@app.command()
+def predict(
+    run: str,
+    videos: Annotated[list[str], typer.Argument(metavar="VIDEO...")],
+    sentence: Annotated[list[str] | None, typer.Option(help="a sentence to choose from; repeatable")] = None,
+    sentences: Annotated[Path | None, typer.Option(help="a file, one sentence a line")] = None,
+    top: Annotated[int, typer.Option(help="how many a video")] = 5,
+    checkpoint: Checkpoint = None,
+    as_json: Json = False,
+) -> None:
+    """Rank a list of sentences for each video, with the seconds where each fits best."""
+    from twinreel.search import predict as run_prediction
+
+    choices = list(sentence or [])
+    if sentences is not None:
+        choices += [line.strip() for line in _read_text(sentences).splitlines() if line.strip()]
+    results = [ranked[:top] for ranked in run_prediction(run, videos, choices, checkpoint=checkpoint)]
+    if as_json:
+        _print_json([[_as_dict(item) for item in ranked] for ranked in results])
+        return
+    for ranked in results:
+        print(ranked[0].video)
+        for item in ranked:
+            print(f"  {item.score:7.3f}  {item.start_seconds:7.2f}-{item.end_seconds:.2f} s  {item.sentence}")
+
+
+@app.command()
+def embed(
+    run: str,
+    source: Annotated[str, typer.Option("--input", help="a manifest, or a folder of videos")],
+    out: Annotated[Path, typer.Option(help="the index folder")],
+    split: Annotated[str | None, typer.Option(help="split of the manifest; all = every row")] = "all",
+    root: Annotated[str | None, typer.Option(help="folder that the manifest's paths are relative to")] = None,
+    stride_seconds: Annotated[float | None, typer.Option(help="window to window; default half a clip")] = None,
+    checkpoint: Checkpoint = None,
+    as_json: Json = False,
+) -> None:
+    """Embed windows of every video of a manifest or folder; goes on where a killed run stopped."""
+    from twinreel.log import Progress
+    from twinreel.search import embed_collection
+
+    rows = _rows(source, root, split)
+    progress = Progress()
+    result = embed_collection(
+        run,
+        rows,
+        out,
+        checkpoint=checkpoint,
+        stride_seconds=stride_seconds,
+        report=lambda done, total: progress.show(f"embedding {done}/{total} videos", force=done == total),
+    )
+    progress.clear()
+    if as_json:
+        _print_json(_as_dict(result))
+    else:
+        counts = f"{result.written} written, {len(result.faults)} failed"
+        print(f"{result.listed} videos listed: {counts}; {result.windows} windows in {out}")
+    if result.faults:
+        for fault in result.faults[:5]:
+            print(f"twinreel: not embedded: {fault.reason}", file=sys.stderr)
+        print(f"twinreel: all {len(result.faults)} are in {out / 'faults.jsonl'}", file=sys.stderr)
+        raise typer.Exit(2)
+
+
+@app.command()
+def search(
+    index: str,
+    sentence: str,
+    top: Annotated[int, typer.Option(help="how many answers")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Find the seconds of the videos that a sentence means."""
+    from twinreel.search import search_collection
+
+    answers = search_collection(index, sentence, top=top)
+    if as_json:
+        _print_json([_as_dict(answer) for answer in answers])
+        return
+    for answer in answers:
+        print(f"{answer.score:7.3f}  {answer.start_seconds:7.2f}-{answer.end_seconds:.2f} s  {answer.video}")
+
+
+def _rows(source: str, root: str | None, split: str | None) -> list[Clip]:
+    from twinreel.data.manifest import read_folder, read_manifest
+
+    if Path(source).is_dir():
+        return read_folder(source)
+    return list(read_manifest(source, root=root, split=None if split == "all" else split))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot read this file of sentences: {error}") from error
+
+
+def _as_dict(item: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(item)

@@ -1,0 +1,306 @@
+"""YAML and `key=value` overrides into typed, immutable sections, with every problem reported at once.
+
+The rules are those of a form, not of a language: no inheritance between files, no interpolation, a key may stand
+once. A problem names its place (`recipe.yaml:5` or `command line`), what was got, and the nearest valid key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import json
+import re
+import sys
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from twinreel.errors import ConfigError
+
+__all__ = ["Tree", "check_options", "import_function", "load_tree", "nearest", "option_defaults", "validate"]
+
+COMMAND_LINE = "command line"
+Section = TypeVar("Section", bound=BaseModel)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's idea of scalars: `1e-4` is a number; `on`, `no` and dates are words."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in rules if not tag.endswith((":bool", ":timestamp", ":float"))]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_FLOAT = re.compile(r"^[-+]?(?:(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.inf|\.nan)$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false|True|False)$"), list("tTfF"))
+
+
+@dataclass(slots=True)
+class Tree:
+    """Nested values, where each of them was written, and what is wrong so far."""
+
+    values: dict[str, Any]
+    origins: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def where(self, key: str) -> str:
+        """The place of a dotted key, or of its nearest written parent."""
+        while key and key not in self.origins:
+            key = key.rpartition(".")[0]
+        return self.origins.get(key, self.origins.get("", "recipe"))
+
+    def problem(self, key: str, text: str) -> None:
+        """Note a problem at a dotted key."""
+        self.problems.append(f"{self.where(key)}: {text}")
+
+    def raise_problems(self) -> None:
+        """Raise one ConfigError with all problems, if there are any."""
+        if self.problems:
+            raise ConfigError("\n".join(dict.fromkeys(self.problems)))
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str:
+    """`; did you mean X?` for a misspelt name, or the list of what exists."""
+    known = sorted(candidates)
+    by_last_part = {candidate.rpartition(".")[2]: candidate for candidate in known}
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if not close:
+        close = difflib.get_close_matches(name.rpartition(".")[2], list(by_last_part), n=1, cutoff=0.75)
+        close = [by_last_part[last] for last in close]
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; there are: {', '.join(known)}" if known else ""
+
+
+def load_tree(path: Path | None, overrides: Sequence[str] = (), *, text: str | None = None) -> Tree:
+    """Read a YAML file (or `text`) and lay `key=value` overrides over it.
+
+    Raises:
+        ConfigError: the file cannot be read or is not YAML. Other problems are collected in the result.
+    """
+    name = path.name if path is not None else "recipe"
+    if text is None:
+        if path is None:
+            text = ""
+        else:
+            try:
+                text = path.read_text(encoding="utf-8")
+            except OSError as error:
+                raise ConfigError(f"{path}: cannot read this recipe: {error.strerror}") from error
+            except UnicodeDecodeError as error:
+                raise ConfigError(f"{path}: not a text file in UTF-8 ({error.reason})") from error
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        tree = Tree({}, {"": name})
+        if node is not None:
+            if not isinstance(node, yaml.MappingNode):
+                raise ConfigError(f"{name}:1: a recipe is a mapping of sections (model:, task:, data:, ...)")
+            tree.values = _mapping(loader, node, "", name, tree)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark is not None else ""
+        raise ConfigError(f"{name}{line}: not valid YAML: {getattr(error, 'problem', error)}") from error
+    finally:
+        loader.dispose()
+    for override in overrides:
+        _override(tree, override)
+    return tree
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode, prefix: str, name: str, tree: Tree) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key = str(key_node.value)
+        dotted = f"{prefix}{key}"
+        place = f"{name}:{key_node.start_mark.line + 1}"
+        if key in values:
+            tree.problems.append(f"{place}: key {dotted} stands twice (first at {tree.origins[dotted]}); keep one")
+            continue
+        tree.origins[dotted] = place
+        if isinstance(value_node, yaml.MappingNode):
+            values[key] = _mapping(loader, value_node, f"{dotted}.", name, tree)
+        else:
+            values[key] = loader.construct_object(value_node, deep=True)
+    return values
+
+
+def _override(tree: Tree, override: str) -> None:
+    key, equals, raw = override.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        tree.problems.append(
+            f"{COMMAND_LINE}: {override!r} is not key=value; write for example optim.learning_rate=0.001"
+        )
+        return
+    try:
+        value = yaml.load(raw, Loader=_Loader) if raw.strip() else ""
+    except yaml.YAMLError:
+        value = raw  # a sentence with a colon, a template with braces: plain text
+    *parents, last = key.split(".")
+    level = tree.values
+    for depth, parent in enumerate(parents):
+        tree.origins.setdefault(".".join(parents[: depth + 1]), COMMAND_LINE)
+        below = level.get(parent)
+        if below is None:
+            below = level[parent] = {}
+        if not isinstance(below, dict):
+            tree.problems.append(
+                f"{COMMAND_LINE}: cannot set {key}: {'.'.join(parents[: depth + 1])} is the value {below!r}, "
+                "not a section"
+            )
+            return
+        level = below
+    level[last] = value
+    tree.origins[key] = COMMAND_LINE
+
+
+def validate(tree: Tree, section: type[Section], known: Mapping[str, Iterable[str]]) -> Section:
+    """The whole tree as one typed object; all problems at once.
+
+    Args:
+        tree: what was written.
+        section: the pydantic class of the whole recipe.
+        known: for dotted section names (`""` is the top), the keys that exist there, for suggestions.
+    """
+    try:
+        result = section.model_validate_json(json.dumps(tree.values, default=str), strict=True)
+    except ValidationError as error:
+        for item in error.errors():
+            _translate(tree, item, known)
+        result = None
+    tree.raise_problems()
+    assert result is not None, "a validation error without problems"
+    return result
+
+
+def _translate(tree: Tree, item: Any, known: Mapping[str, Iterable[str]]) -> None:
+    location = [str(part) for part in item["loc"]]
+    dotted = ".".join(location)
+    while dotted and dotted not in tree.origins and item["type"] not in ("missing",):
+        dotted = dotted.rpartition(".")[0]  # drop pydantic's own names for branches of a union
+    kind = item["type"]
+    if kind == "extra_forbidden":
+        everywhere = [f"{parent}.{key}" if parent else key for parent, keys in known.items() for key in keys]
+        parent = dotted.rpartition(".")[0]
+        here = [f"{parent}.{key}" if parent else key for key in known.get(parent, ())]
+        text = nearest(dotted, here)
+        if "did you mean" not in text:
+            elsewhere = nearest(dotted, everywhere)
+            text = elsewhere if "did you mean" in elsewhere else text
+        tree.problem(dotted, f"unknown key {dotted}{text}")
+    elif kind == "missing":
+        tree.problem(dotted, f"{'.'.join(location)} is missing and has no default; add it")
+    elif kind == "value_error":
+        tree.problem(dotted, f"{dotted or 'recipe'}: {item['ctx']['error']}")
+    else:
+        tree.problem(dotted, f"{dotted}: got {_short(item['input'])}; {_lower_first(item['msg'])}")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def import_function(name: str, what: str) -> Callable[..., Any]:
+    """The user's own function behind `package.module:function`, importable from the current folder too.
+
+    Raises:
+        ConfigError: the name is not of that form, the module does not import, or has no such function.
+    """
+    module_name, colon, function_name = name.partition(":")
+    if not colon or not module_name or not function_name:
+        raise ConfigError(f"{what} {name!r} is not of the form package.module:function")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise ConfigError(f"{what} {name!r}: importing {module_name} failed: {error}") from error
+        raise ConfigError(
+            f"{what} {name!r}: no module named {module_name}; it must be installed or lie in the current folder"
+        ) from error
+    except Exception as error:
+        raise ConfigError(
+            f"{what} {name!r}: importing {module_name} failed: {type(error).__name__}: {error}"
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        defined = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ConfigError(
+            f"{what} {name!r}: {module_name} has no function {function_name}{nearest(function_name, defined)}"
+        )
+    return typing.cast("Callable[..., Any]", function)
+
+
+def _options(function: Callable[..., Any], reserved: Iterable[str]) -> dict[str, inspect.Parameter]:
+    return {
+        name: parameter
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name not in set(reserved)
+    }
+
+
+def option_defaults(function: Callable[..., Any], reserved: Iterable[str] = ()) -> dict[str, Any]:
+    """The keyword-only options of a function that have defaults: the signature is the schema."""
+    return {
+        name: parameter.default
+        for name, parameter in _options(function, reserved).items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+
+
+def check_options(
+    tree: Tree,
+    section: str,
+    function: Callable[..., Any],
+    options: Mapping[str, Any],
+    *,
+    reserved: Iterable[str] = (),
+    fields: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Check a section's free keys against the chosen function's signature; problems go to the tree.
+
+    Args:
+        tree: where problems are noted.
+        section: the section's name, `model`.
+        function: what was chosen; its keyword-only parameters are the options.
+        options: the section's free keys.
+        reserved: parameters that twinreel passes itself.
+        fields: the section's own keys, for suggestions.
+
+    Returns:
+        The options with the signature's defaults filled in, lists as the annotation wants them.
+    """
+    parameters = _options(function, reserved)
+    hints = typing.get_type_hints(function)
+    checked = option_defaults(function, reserved)
+    title = getattr(function, "__name__", str(function))
+    for name, value in options.items():
+        dotted = f"{section}.{name}"
+        if name not in parameters:
+            text = nearest(dotted, [f"{section}.{known}" for known in [*parameters, *fields]])
+            tree.problem(dotted, f"unknown key {dotted} (not an option of {title}){text}")
+            continue
+        try:
+            adapter = TypeAdapter(hints.get(name, Any))
+            checked[name] = adapter.validate_json(json.dumps(value, default=str), strict=True)
+        except ValidationError as error:
+            messages = "; ".join(dict.fromkeys(_lower_first(item["msg"]) for item in error.errors()))
+            tree.problem(dotted, f"{dotted}: got {_short(value)}; {messages}")
+    for name, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and name not in options:
+            tree.problem(section, f"{section}.{name} is missing: {title} needs it")
+    return checked

@@ -1,0 +1,1 @@
+"""The data path: rows of a manifest to batches of frames and captions."""

@@ -1,0 +1,152 @@
+"""Samples -> batches, by worker processes, in the plan's order; and the policy for samples that fail.
+
+A fixed-size batch keeps its size: a failed sample stays in it as a masked row. It is counted and named with its
+reason in `faults.jsonl`; a run with too many of them stops.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import DataLoader
+
+from twinreel.data.clip import Batch, Clip, Sample
+from twinreel.data.dataset import ClipDataset
+from twinreel.data.manifest import missing_videos
+from twinreel.errors import DataError, TrainingError
+
+__all__ = ["FaultLog", "collate", "load_batches", "refuse_missing_videos"]
+
+
+def collate(samples: Sequence[Sample]) -> Batch:
+    """Samples side by side, order kept."""
+    captions = [sample.captions for sample in samples]
+    mask = torch.tensor([sample.caption_mask for sample in samples], dtype=torch.bool)
+    return Batch(
+        ids=[sample.id for sample in samples],
+        frames=torch.stack([sample.frames for sample in samples]),
+        pts_seconds=torch.stack([sample.pts_seconds for sample in samples]),
+        flip=torch.tensor([sample.flip for sample in samples]),
+        valid=torch.tensor([sample.fault is None for sample in samples]),
+        captions=captions,
+        caption_mask=mask,
+        labels=[sample.labels for sample in samples],
+        repeated_frames=sum(sample.repeated_frames for sample in samples),
+        faults=[sample.fault for sample in samples if sample.fault is not None],
+    )
+
+
+def load_batches(
+    dataset: ClipDataset,
+    keys: Iterable[list[tuple[int, int]]],
+    *,
+    num_workers: int,
+    worker_start: Literal["fork", "spawn", "forkserver"] = "fork",
+    pin_memory: bool = False,
+) -> Iterator[Batch]:
+    """Batches in the order of `keys`, whatever the number of workers; `wait_seconds` is set on each.
+
+    Args:
+        dataset: what reads a sample.
+        keys: one list of (epoch, row index) a batch.
+        num_workers: reader processes; 0 reads in this one.
+        worker_start: how they are started.
+        pin_memory: page-locked batches, for a GPU.
+    """
+    options: dict[str, Any] = {}
+    if num_workers:
+        options = {"multiprocessing_context": worker_start, "prefetch_factor": 4, "worker_init_fn": _start_worker}
+    loader = DataLoader(
+        dataset,
+        batch_sampler=_Keys(keys),
+        collate_fn=collate,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        **options,
+    )
+    iterator = iter(loader)
+    while True:
+        began = time.perf_counter()
+        batch = next(iterator, None)
+        if batch is None:
+            return
+        batch.wait_seconds = time.perf_counter() - began
+        yield batch
+
+
+class _Keys:
+    """An iterable of key lists in the shape that DataLoader wants of a batch sampler."""
+
+    def __init__(self, keys: Iterable[list[tuple[int, int]]]) -> None:
+        self.keys = keys
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        return iter(self.keys)
+
+
+def _start_worker(worker: int) -> None:
+    torch.set_num_threads(1)  # decoding scales by processes; threads of threads only fight
+
+
+def refuse_missing_videos(rows: Sequence[Clip], max_faults: float) -> list[Clip]:
+    """The rows whose file does not exist, if they are few.
+
+    Raises:
+        DataError: more than `max_faults` of the listed paths do not exist.
+    """
+    missing = missing_videos(rows)
+    listed = len({row.video for row in rows})
+    absent = list(dict.fromkeys(row.video for row in missing))
+    if len(absent) > max_faults * listed:
+        first = "\n".join(f"  {path}" for path in absent[:5])
+        raise DataError(
+            f"{len(absent)} of {listed} listed videos do not exist ({len(absent) / listed:.0%}; allowed "
+            f"data.max_faults={max_faults:.0%}). First:\n{first}\n"
+            "Check data.root (paths are relative to it, or else to the manifest's folder)."
+        )
+    return missing
+
+
+class FaultLog:
+    """Counts samples that failed, names them in `faults.jsonl`, and stops a run with too many.
+
+    Of the last 1 000 samples (or, while fewer were seen, of as many as there are rows, at most 1 000) no more than
+    `max_faults` may have failed.
+    """
+
+    def __init__(self, path: Path | None, max_faults: float, num_rows: int) -> None:
+        self.path = path
+        self.max_faults = max_faults
+        self.recent: deque[bool] = deque(maxlen=1000)
+        self.least = min(1000, num_rows)
+        self.counts: Counter[str] = Counter()
+        self.total = 0
+
+    def record(self, batch: Batch, step: int | None = None) -> None:
+        """Count a batch's samples and faults.
+
+        Raises:
+            TrainingError: too many of the last samples failed.
+        """
+        self.recent.extend(not valid for valid in batch.valid.tolist())
+        self.total += len(batch.faults)
+        self.counts.update(fault.id for fault in batch.faults)
+        if self.path is not None and batch.faults:
+            with self.path.open("a", encoding="utf-8") as file:
+                for fault in batch.faults:
+                    file.write(json.dumps({"step": step, **asdict(fault)}, ensure_ascii=False) + "\n")
+        failed = sum(self.recent)
+        if failed > self.max_faults * max(len(self.recent), self.least):
+            named = "\n".join(f"  {fault.reason}" for fault in batch.faults[:5])
+            raise TrainingError(
+                f"{failed} of the last {len(self.recent)} samples could not be read (allowed data.max_faults="
+                f"{self.max_faults:.0%}). Last:\n{named}\nAll are in {self.path or 'the report above'}; mend or "
+                "remove these rows, or raise data.max_faults."
+            )

@@ -1,0 +1,212 @@
+"""What a run says: start line, progress line, log.txt, metrics.jsonl, TensorBoard.
+
+Progress and messages go to stderr; results belong to stdout and are printed by the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from twinreel.data.clip import Batch
+
+__all__ = ["Meter", "Progress", "RunLog", "format_seconds", "peak_memory_gb"]
+
+
+def format_seconds(seconds: float) -> str:
+    """`42s`, `3m05s`, `2h10m`, `3d04h`."""
+    seconds = max(0, round(seconds))
+    for unit, small, size, part in (("d", "h", 86400, 3600), ("h", "m", 3600, 60), ("m", "s", 60, 1)):
+        if seconds >= size:
+            return f"{seconds // size}{unit}{seconds % size // part:02d}{small}"
+    return f"{seconds}s"
+
+
+def peak_memory_gb(device: torch.device) -> float:
+    """Most memory held so far: of the GPU, or of this process (resident set)."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+class Progress:
+    """One line on stderr that rewrites itself on a terminal; elsewhere a line every `every_seconds`."""
+
+    def __init__(self, every_seconds: float = 10.0) -> None:
+        self.terminal = sys.stderr.isatty()
+        self.every_seconds = 0.2 if self.terminal else every_seconds
+        self.last = 0.0
+        self.width = 0
+
+    def show(self, text: str, *, force: bool = False) -> None:
+        """Show the newest state, if it is time to."""
+        now = time.monotonic()
+        if not force and now - self.last < self.every_seconds:
+            return
+        self.last = now
+        if self.terminal:
+            sys.stderr.write(f"\r{text:<{self.width}}")
+            self.width = len(text)
+        else:
+            sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """End the line, so that the next message starts on its own."""
+        if self.terminal and self.width:
+            sys.stderr.write("\r" + " " * self.width + "\r")
+            self.width = 0
+
+
+class RunLog:
+    """The log files of a run folder; with `folder=None` only stderr is written.
+
+    On resume, `metrics.jsonl` is cut back to the checkpoint's step, so that it reads as one uninterrupted run.
+    """
+
+    def __init__(self, folder: Path | None, *, resume_step: int | None = None, quiet: bool = False) -> None:
+        self.folder = folder
+        self.quiet = quiet
+        self.progress = Progress()
+        self.warned: set[str] = set()
+        self.writer: Any = None
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        if resume_step is not None:
+            _cut_back(folder / "metrics.jsonl", resume_step)
+        from torch.utils.tensorboard import SummaryWriter  # half a second, paid only by runs
+
+        purge = None if resume_step is None else resume_step + 1
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.progress.clear()
+        if self.writer is not None:
+            self.writer.close()
+
+    def say(self, text: str) -> None:
+        """A message: stderr and log.txt."""
+        self.progress.clear()
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+        if self.folder is not None:
+            stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+            with (self.folder / "log.txt").open("a", encoding="utf-8") as file:
+                file.writelines(f"{stamp} {line}\n" for line in text.splitlines())
+
+    def warn(self, text: str, *, once: str | None = None) -> None:
+        """A warning; those with the same `once` key are said one time."""
+        if once is not None:
+            if once in self.warned:
+                return
+            self.warned.add(once)
+        self.say(f"warning: {text}")
+
+    def show_progress(self, text: str, *, force: bool = False) -> None:
+        """The live line on stderr; log.txt has the numbers in metrics.jsonl beside it."""
+        if not self.quiet:
+            self.progress.show(text, force=force)
+
+    def record(self, kind: str, step: int, values: Mapping[str, float | int | str]) -> None:
+        """A line of metrics.jsonl, and its numbers in TensorBoard under `kind/`."""
+        if self.folder is None:
+            return
+        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        for name, value in values.items():
+            if isinstance(value, (int, float)) and math.isfinite(value):
+                self.writer.add_scalar(f"{kind}/{name}", value, step)
+
+
+class Meter:
+    """Means since the last line of metrics.jsonl, and a speed over the last steps for the progress line."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.recent: deque[tuple[int, float]] = deque(maxlen=20)
+        self.loss = 0.0
+        self._reset()
+
+    def _reset(self) -> None:
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+        self.clips = self.masked_captions = self.captions = 0
+        self.seconds = self.waited = 0.0
+
+    def add(self, loss: float | None, norm: float, batches: Sequence[Batch], seconds: float) -> None:
+        """Note a step: its loss (None = none), gradient norm, micro-batches and duration."""
+        if loss is not None:
+            self.losses.append(loss)
+            self.loss = loss
+        if math.isfinite(norm):
+            self.norms.append(norm)
+        clips = sum(len(batch.ids) for batch in batches)
+        self.clips += clips
+        self.captions += sum(batch.caption_mask.numel() for batch in batches)
+        self.masked_captions += sum(int((~batch.caption_mask).sum()) for batch in batches)
+        self.seconds += seconds
+        self.waited += sum(batch.wait_seconds for batch in batches)
+        self.recent.append((clips, seconds))
+
+    @property
+    def waiting_share(self) -> float:
+        """Seconds waited for data per second of computing."""
+        return self.waited / max(self.seconds - self.waited, 1e-9)
+
+    def line(self, step: int, total_steps: int, learning_rate: float) -> str:
+        """The progress line."""
+        seconds = sum(seconds for _, seconds in self.recent)
+        speed = sum(clips for clips, _ in self.recent) / max(seconds, 1e-9)
+        left = seconds / len(self.recent) * (total_steps - step)
+        return (
+            f"step {step}/{total_steps}  loss {self.loss:.3f}  lr {learning_rate:.2e}  {speed:.0f} clips/s  "
+            f"waiting {self.waiting_share:.0%}  peak {peak_memory_gb(self.device):.1f} GB  "
+            f"left {format_seconds(left)}"
+        )
+
+    def take(self, learning_rate: float) -> dict[str, float]:
+        """The means since the last take, for metrics.jsonl."""
+        values = {
+            "loss": sum(self.losses) / len(self.losses) if self.losses else math.nan,
+            "learning_rate": learning_rate,
+            "gradient_norm": sum(self.norms) / len(self.norms) if self.norms else math.nan,
+            "clips_per_second": self.clips / max(self.seconds, 1e-9),
+            "waiting_share": self.waiting_share,
+            "masked_captions": self.masked_captions / max(1, self.captions),
+            "memory_gb": peak_memory_gb(self.device),
+        }
+        self._reset()
+        return values
+
+
+def _cut_back(path: Path, step: int) -> None:
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # half a line, written while the run was killed
+        if record["step"] <= step:
+            kept.append(line + "\n")
+    part = path.with_suffix(".part")
+    part.write_text("".join(kept), encoding="utf-8")
+    os.replace(part, path)

@@ -1,0 +1,342 @@
+"""The recipe: the typed table of contents of a run.
+
+Sections are immutable. `model`, `task`, `data` and `eval` also take the options of what they name: those are checked
+against that function's own signature, which is the schema, written once. Nothing is inherited between files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from twinreel import losses
+from twinreel.config import Tree, check_options, import_function, load_tree, nearest, validate
+from twinreel.data.sources import SOURCES
+from twinreel.errors import ConfigError
+from twinreel.models import MODELS
+from twinreel.tasks import TASKS
+
+__all__ = [
+    "DataSection",
+    "EvalSection",
+    "ModelSection",
+    "OptimSection",
+    "Recipe",
+    "TaskSection",
+    "TrainSection",
+    "list_recipes",
+    "load_recipe",
+    "recipe_header",
+]
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Cadence = Annotated[str, Field(pattern=r"^[1-9][0-9]* (steps?|epochs?)$")]
+
+RESERVED = {
+    "model": ("vocabulary", "preprocessing"),
+    "task": ("mask", "valid", "same_text"),
+    "data": ("manifest", "caption_template"),
+    "eval": ("manifest", "caption_template"),
+}
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class _OpenSection(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The free keys: options of the function that this section names."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+class PreprocessingSection(_Section):
+    """What the model wants of a video, where the recipe differs from the model's own default."""
+
+    num_frames: Count | None = Field(None, description="frames a clip")
+    frame_rate: Positive | None = Field(None, description="sampled frames a second")
+    crop_size: Count | None = Field(None, description="side of the square network input, pixels")
+    short_side: Count | None = Field(None, description="short side before the center crop; null = crop_size")
+    value_range: tuple[float, float] | None = Field(None, description="what 0 and 255 become")
+    mean: tuple[float, float, float] | None = Field(None, description="subtracted per channel")
+    std: tuple[float, float, float] | None = Field(None, description="divided by, per channel")
+    channel_order: Literal["rgb", "bgr"] | None = Field(None, description="order of the color channels")
+
+
+class ModelSection(_OpenSection):
+    """Which model, where it starts from, and what of it is trained."""
+
+    name: str = Field(description="a name of `twinreel list`, or package.module:function")
+    weights: str | dict[str, str] | None = Field(None, description="starting weights; {video_tower: a, ...} per tower")
+    weights_scope: Literal["all", "backbone"] = Field("all", description="backbone: leave the heads out")
+    vocabulary: str | None = Field(None, description="word list (.npy, .txt, .json); null = built from the captions")
+    min_word_count: Count = Field(1, description="rarer words are left out of a built vocabulary")
+    fold_case: bool = Field(True, description="false = the founding behavior: capitals are other words")
+    freeze: tuple[str, ...] = Field((), description="module names that do not train, e.g. [text_tower]")
+    preprocessing: PreprocessingSection = Field(default_factory=PreprocessingSection)  # type: ignore[arg-type]
+
+
+class TaskSection(_OpenSection):
+    """What is learned; free keys are options of the loss."""
+
+    name: str = Field("contrastive", description="a name of TASKS")
+    loss: str = Field("milnce", description="a loss of twinreel.losses, or package.module:function")
+    num_candidates: Count = Field(1, description="K captions a clip, nearest in time")
+    max_words: Count = Field(20, description="words a caption in training; cut or padded")
+
+
+class DataSection(_OpenSection):
+    """Source, sampling rule and augmentation; free keys are options of the source."""
+
+    source: str = Field("manifest", description="a name of SOURCES, or package.module:function")
+    manifest: str | tuple[str, ...] | None = Field(None, description="CSV or JSONL files, for source manifest")
+    root: str | None = Field(None, description="folder that paths are relative to; null = the manifest's folder")
+    split: str | None = Field("train", description="rows of this split; null = all rows")
+    caption_template: str | None = Field(None, description="captions from labels: 'a person is {label}'")
+    min_window_seconds: NonNegative = Field(0.0, description="shorter caption windows are widened evenly")
+    clip_start: Literal["random", "center", "start"] = Field("random", description="where in the window a clip begins")
+    crop: Literal["random", "square", "center"] = Field(
+        "random", description="random: crop_size as it lies; square: largest random square, scaled"
+    )
+    short_side: Count | None = Field(None, description="scale the short side to this before a random crop")
+    flip: Fraction = Field(0.5, description="probability of a mirror image")
+    num_workers: Annotated[int, Field(ge=0)] = Field(2, description="reader processes")
+    worker_start: Literal["fork", "spawn", "forkserver"] = Field("fork", description="how readers are started")
+    max_faults: Fraction = Field(0.05, description="share of missing or failed samples that stops the run")
+
+
+class OptimSection(_Section):
+    """Optimizer and learning rate, a pure function of the step."""
+
+    name: Literal["adam", "adamw", "sgd"] = Field("adam", description="sgd is with momentum")
+    learning_rate: Positive = Field(1e-3, description="of the global batch; nothing is scaled implicitly")
+    learning_rates: dict[str, Positive] = Field({}, description="per module name, e.g. {text_tower: 0.0001}")
+    weight_decay: NonNegative = Field(1e-4, description="not on biases and norms")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="adam, adamw")
+    eps: Positive = Field(1e-8, description="adam, adamw")
+    momentum: Fraction = Field(0.9, description="sgd")
+    nesterov: bool = Field(False, description="sgd")
+    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(None, description="linear warm-up")
+    warmup_epochs: NonNegative | None = Field(None, description="or in epochs")
+    warmup_start_factor: Fraction = Field(0.1, description="first factor; 0 = the founding schedule")
+    decay: Literal["cosine", "none"] = Field("cosine", description="to 0 at the last step")
+    clip_norm: Positive | None = Field(None, description="largest norm of the whole gradient")
+
+    @model_validator(mode="after")
+    def _check(self) -> OptimSection:
+        if self.warmup_steps is not None and self.warmup_epochs is not None:
+            raise ValueError("give optim.warmup_steps or optim.warmup_epochs, not both")
+        return self
+
+
+class TrainSection(_Section):
+    """How long, how large, how exact, what is kept."""
+
+    num_epochs: Count | None = Field(None, description="an epoch = one clip a row")
+    num_steps: Count | None = Field(None, description="or in optimizer steps")
+    global_batch_size: Count = Field(32, description="clips a step, over all processes and micro-batches")
+    micro_batch_size: Count | None = Field(None, description="clips at once; null = the global batch")
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="losses are in fp32 whatever this says")
+    channels_last: bool = Field(True, description="memory layout; the same numbers to rounding, faster convolutions")
+    seed: Annotated[int, Field(ge=0)] = Field(1, description="of weights, order, sampling, augmentation, dropout")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto = cuda where there is one")
+    deterministic: bool = Field(False, description="exact resume on a GPU too, slower")
+    log_every: Count = Field(10, description="steps between lines of metrics.jsonl")
+    save_every: Cadence = Field("1 epochs", description="`500 steps` or `5 epochs`")
+    keep_last: Count = Field(3, description="checkpoints kept, beside the best")
+
+    @model_validator(mode="after")
+    def _check(self) -> TrainSection:
+        if (self.num_epochs is None) == (self.num_steps is None):
+            raise ValueError("give exactly one of train.num_epochs and train.num_steps")
+        micro = self.micro_batch_size or self.global_batch_size
+        if micro > self.global_batch_size or self.global_batch_size % micro:
+            raise ValueError(
+                f"train.global_batch_size={self.global_batch_size} is not a whole number of "
+                f"train.micro_batch_size={micro}; choose a divisor"
+            )
+        return self
+
+
+class EvalSection(_OpenSection):
+    """What a run is judged by; free keys are options of the source."""
+
+    source: str | None = Field(None, description="null = that of data")
+    manifest: str | tuple[str, ...] | None = Field(None, description="null = that of data")
+    root: str | None = Field(None, description="null = that of data")
+    split: str | None = Field(None, description="null with no eval.source or eval.manifest = no evaluation in training")
+    caption_template: str | None = Field(None, description="null = that of data")
+    every: Cadence | None = Field(None, description="`500 steps` or `5 epochs`; null = at the end")
+    num_clips: Count = Field(4, description="windows a video, their embeddings averaged")
+    windows: Literal["uniform", "milnce"] = Field("uniform", description="milnce = the founding start times")
+    batch_size: Count = Field(16, description="clips at once")
+    max_words: Count = Field(30, description="words a query; cut or padded")
+    merge_equal_captions: bool = Field(False, description="equal captions are one query with several right videos")
+    allow_missing: bool = Field(False, description="report scores over the videos that could be read")
+    best_metric: str = Field("text_to_video/recall_at_1", description="largest value = the checkpoint `best`")
+
+
+class Recipe(_Section):
+    """One complete experiment."""
+
+    model: ModelSection
+    task: TaskSection = Field(default_factory=TaskSection)  # type: ignore[arg-type]
+    data: DataSection = Field(default_factory=DataSection)  # type: ignore[arg-type]
+    optim: OptimSection = Field(default_factory=OptimSection)  # type: ignore[arg-type]
+    train: TrainSection
+    eval: EvalSection = Field(default_factory=EvalSection)  # type: ignore[arg-type]
+
+    def to_yaml(self) -> str:
+        """The resolved recipe, loadable again."""
+        values = self.model_dump(mode="json")
+        values["model"]["preprocessing"] = {
+            key: value for key, value in values["model"]["preprocessing"].items() if value is not None
+        }
+        return yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)
+
+
+def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """A shipped recipe by name, or a YAML file, with `section.key=value` overrides.
+
+    Raises:
+        ConfigError: no such recipe, or anything in it is wrong; all problems at once.
+    """
+    return build_recipe(load_tree(_find(str(name)), overrides))
+
+
+def build_recipe(tree: Tree) -> Recipe:
+    """Check a tree of values and turn it into a recipe."""
+    sections: dict[str, type[BaseModel]] = {
+        "model": ModelSection,
+        "task": TaskSection,
+        "data": DataSection,
+        "optim": OptimSection,
+        "train": TrainSection,
+        "eval": EvalSection,
+        "model.preprocessing": PreprocessingSection,
+    }
+    known = {"": list(Recipe.model_fields)} | {name: list(cls.model_fields) for name, cls in sections.items()}
+    for section, key, choices in _named(tree.values):
+        chosen = _choose(tree, section, key, choices)
+        if chosen is not None:
+            values = tree.values[section]
+            free = {name: value for name, value in values.items() if name not in known[section]}
+            checked = check_options(tree, section, chosen, free, reserved=RESERVED[section], fields=known[section])
+            inherits = section == "eval" and values.get("source") is None
+            values.update(free if inherits else checked)
+    _check_manifest(tree)
+    recipe = validate(tree, Recipe, known)
+    return _with_whole_preprocessing(recipe)
+
+
+def _with_whole_preprocessing(recipe: Recipe) -> Recipe:
+    """The model's own preprocessing filled in, so that a resolved recipe says everything.
+
+    A user's own model states it itself when it is built; only what the recipe changes is known here.
+    """
+    section = recipe.model
+    if ":" in section.name:
+        return recipe
+    options = {name: value for name, value in section.options.items() if name != "word_vectors"}
+    with torch.device("meta"):  # shapes only: nothing is drawn or held
+        own = MODELS[section.name](**options).preprocessing
+    whole = own.replace(**section.preprocessing.model_dump(exclude_none=True)).to_dict()
+    named = {name: whole[name] for name in PreprocessingSection.model_fields}
+    filled = section.model_copy(update={"preprocessing": PreprocessingSection.model_validate(named)})
+    return recipe.model_copy(update={"model": filled})
+
+
+def _named(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Callable[..., Any]]]]:
+    """The sections that name a function: (section, key, table)."""
+    yield "model", "name", MODELS
+    yield "task", "loss", losses.LOSSES
+    yield "data", "source", SOURCES
+    if isinstance(values.get("eval"), dict):
+        yield "eval", "source", SOURCES
+
+
+def _choose(tree: Tree, section: str, key: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any] | None:
+    values = tree.values.setdefault(section, {}) if section != "model" else tree.values.get(section)
+    if not isinstance(values, dict):
+        return None  # reported by the typed validation
+    defaults: dict[str, type[BaseModel]] = {"task": TaskSection, "data": DataSection}
+    name = values.get(key, defaults[section].model_fields[key].default if section in defaults else None)
+    if section == "eval" and name is None:
+        name = "manifest" if values.get("manifest") is not None else _section_value(tree, "data", "source")
+    if section == "task" and values.get("name", "contrastive") not in TASKS:
+        tree.problem("task.name", f"unknown task {values['name']!r}{nearest(str(values['name']), TASKS)}")
+    if not isinstance(name, str):
+        return None
+    if ":" in name:
+        try:
+            return import_function(name, f"{section}.{key}")
+        except ConfigError as error:
+            tree.problem(f"{section}.{key}", str(error))
+            return None
+    if name not in table:
+        tree.problem(f"{section}.{key}", f"{section}.{key}: unknown name {name!r}{nearest(name, table)}")
+        return None
+    return table[name]
+
+
+def _section_value(tree: Tree, section: str, key: str) -> Any:
+    values = tree.values.get(section)
+    return values.get(key, DataSection.model_fields[key].default) if isinstance(values, dict) else None
+
+
+def _check_manifest(tree: Tree) -> None:
+    for section in ("data", "eval"):
+        values = tree.values.get(section)
+        if not isinstance(values, dict):
+            continue
+        source = values.get("source", "manifest" if section == "data" else None)
+        if values.get("manifest") is not None and source not in (None, "manifest"):
+            tree.problem(
+                f"{section}.manifest",
+                f"{section}.manifest goes with {section}.source: manifest, not with {source!r}; leave one out",
+            )
+        if section == "data" and source == "manifest" and values.get("manifest") is None:
+            tree.problem("data", "data.manifest is missing: name your CSV or JSONL, e.g. data.manifest=my_videos.csv")
+
+
+def list_recipes() -> list[str]:
+    """The names of the shipped recipes, sorted."""
+    folder = resources.files("twinreel") / "recipes"
+    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
+
+
+def recipe_header(name: str) -> str:
+    """The first comment line of a shipped recipe, or of a file."""
+    first = _find(name).read_text(encoding="utf-8").splitlines()[:1]
+    return first[0].removeprefix("#").strip() if first else ""
+
+
+def _find(name: str) -> Path:
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        if not path.is_file():
+            raise ConfigError(f"{name}: no such recipe file; shipped recipes: {', '.join(list_recipes())}")
+        return path
+    shipped = list_recipes()
+    if name not in shipped:
+        raise ConfigError(f"unknown recipe {name!r}{nearest(name, shipped)} (or the path of a .yaml file)")
+    return Path(str(resources.files("twinreel") / "recipes" / f"{name}.yaml"))
+
+
+def cadence_steps(cadence: str, steps_per_epoch: float) -> int:
+    """`500 steps` or `5 epochs` as a number of steps, at least 1."""
+    number, unit = cadence.split()
+    return int(number) if unit.startswith("step") else max(1, math.floor(int(number) * steps_per_epoch))

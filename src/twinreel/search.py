@@ -1,0 +1,344 @@
+"""Embed a collection window by window, then find the seconds that a sentence means; rank sentences for a video.
+
+An index folder holds `index.json` (which run, which windows), `parts/*.safetensors` (embeddings) with
+`parts/*.json` (video, seconds), and `faults.jsonl`. It is written a part at a time, so a killed run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from twinreel.assembly import Run, load_run, pick_device
+from twinreel.data import sampling
+from twinreel.data.clip import Clip, Fault, Sample
+from twinreel.data.dataset import ClipDataset, read_views
+from twinreel.data.decode import probe
+from twinreel.data.loader import load_batches
+from twinreel.data.transforms import network_input
+from twinreel.errors import CheckpointError, ConfigError, DataError
+from twinreel.evaluation import embed_sentences
+from twinreel.models.preprocessing import Preprocessing
+
+__all__ = ["EmbedResult", "Found", "Prediction", "embed_collection", "predict", "search_collection"]
+
+WINDOWS_AT_ONCE = 16
+VIDEOS_A_PART = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedResult:
+    """What became of every listed row: listed = written + failed."""
+
+    listed: int
+    written: int
+    windows: int
+    faults: list[Fault]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One answer of a search; the window [start, end) in seconds."""
+
+    id: str
+    video: str
+    start_seconds: float
+    end_seconds: float
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """A sentence for a video: its score, and the window where it fits best."""
+
+    video: str
+    sentence: str
+    score: float
+    start_seconds: float
+    end_seconds: float
+
+
+def cover_starts(start: float, end: float, clip_seconds: float, stride: float) -> list[float]:
+    """Start times of windows over [start, end): every `stride` seconds, and a last one that ends at the end."""
+    starts = [start]
+    while starts[-1] + stride + clip_seconds <= end + 1e-9:
+        starts.append(start + len(starts) * stride)
+    if starts[-1] + clip_seconds < end - 1e-9:
+        starts.append(max(start, end - clip_seconds))
+    return starts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Windows:
+    """Reads the windows of a piece of a row, at most WINDOWS_AT_ONCE; picklable."""
+
+    preprocessing: Preprocessing
+    pieces: dict[str, list[float]]
+
+    def __call__(self, row: Clip, epoch: int) -> Sample:
+        try:
+            return read_views(row, self.preprocessing, lambda start, end: self.pieces[row.id])
+        except DataError as error:
+            empty = torch.zeros(0, self.preprocessing.num_frames, 1, 1, 3, dtype=torch.uint8)
+            fault = Fault(id=row.id, video=row.video, reason=str(error))
+            return Sample(id=row.id, frames=empty, pts_seconds=torch.zeros(0, 1), fault=fault)
+
+
+def embed_collection(
+    run: str | Path | Run,
+    rows: Sequence[Clip],
+    out: str | Path,
+    *,
+    checkpoint: str | None = None,
+    stride_seconds: float | None = None,
+    report: Callable[[int, int], None] | None = None,
+) -> EmbedResult:
+    """Embed windows of every row into an index folder; goes on where a killed run stopped.
+
+    Args:
+        run: a run folder, or a loaded run.
+        rows: what to embed; a row's own window is respected.
+        out: the index folder.
+        checkpoint: `last`, `best`, `step_N`.
+        stride_seconds: from window to window; None = half a clip.
+        report: called with (rows done, rows in all).
+
+    Raises:
+        ConfigError: the folder holds an index made with another model or other windows.
+    """
+    loaded = run if isinstance(run, Run) else load_run(run, checkpoint)
+    preprocessing: Any = loaded.model.preprocessing
+    stride = preprocessing.clip_seconds / 2 if stride_seconds is None else stride_seconds
+    if stride <= 0:
+        raise ConfigError(f"stride_seconds={stride}: must be more than 0")
+    folder = Path(out)
+    _open_index(folder, loaded, stride, preprocessing)
+    done = {window["row"] for part in sorted((folder / "parts").glob("*.json")) for window in _read_json(part)}
+    todo = [row for row in rows if row.id not in done]
+    device = pick_device(loaded.recipe.train.device)
+    loaded.model.to(device)
+    faults: list[Fault] = []
+    number = len(list((folder / "parts").glob("*.json")))
+    for first in range(0, len(todo), VIDEOS_A_PART):
+        block = todo[first : first + VIDEOS_A_PART]
+        windows, embeddings = [], []
+        for row, starts, values in _embed_rows(loaded, block, preprocessing, stride, device, faults):
+            length = preprocessing.clip_seconds
+            windows += [
+                {"row": row.id, "video": row.video, "start_seconds": start, "end_seconds": start + length}
+                for start in starts
+            ]
+            embeddings.append(values)
+        if windows:
+            _write_part(folder / "parts", number, windows, torch.cat(embeddings))
+            number += 1
+        if report is not None:
+            report(len(rows) - len(todo) + min(first + VIDEOS_A_PART, len(todo)), len(rows))
+    _write_faults(folder, faults)
+    total = sum(len(_read_json(part)) for part in (folder / "parts").glob("*.json"))
+    return EmbedResult(listed=len(rows), written=len(rows) - len(faults), windows=total, faults=faults)
+
+
+def _embed_rows(
+    run: Run,
+    rows: Sequence[Clip],
+    preprocessing: Preprocessing,
+    stride: float,
+    device: torch.device,
+    faults: list[Fault],
+) -> Iterator[tuple[Clip, list[float], Tensor]]:
+    """(row, window starts, embeddings (N, D)) of each row that can be read whole; the others go to `faults`."""
+    pieces: dict[str, list[float]] = {}
+    piece_rows: list[Clip] = []
+    owner: dict[str, Clip] = {}
+    for row in rows:
+        try:
+            starts = _window_starts(row, preprocessing, stride)
+        except DataError as error:
+            faults.append(Fault(id=row.id, video=row.video, reason=str(error)))
+            continue
+        for first in range(0, len(starts), WINDOWS_AT_ONCE):
+            piece = replace(row, id=f"{row.id}\x1f{first}")
+            pieces[piece.id] = starts[first : first + WINDOWS_AT_ONCE]
+            piece_rows.append(piece)
+            owner[piece.id] = row
+    dataset = ClipDataset(piece_rows, _Windows(preprocessing=preprocessing, pieces=pieces))
+    keys = ([(0, index)] for index in range(len(piece_rows)))
+    results: dict[str, list[Tensor]] = {}
+    failed: dict[str, Fault] = {}
+    for batch in load_batches(dataset, keys, num_workers=run.recipe.data.num_workers):
+        row = owner[batch.ids[0]]
+        if batch.faults:
+            failed.setdefault(row.id, replace(batch.faults[0], id=row.id))
+            continue
+        batch.frames = batch.frames.flatten(0, 1)
+        with torch.no_grad():
+            values = run.task.encode_video(run.model, network_input(batch, preprocessing, device))
+        results.setdefault(row.id, []).append(values.cpu())
+    faults += failed.values()
+    for row in rows:
+        if row.id in results and row.id not in failed:
+            starts = [start for piece in piece_rows if owner[piece.id] is row for start in pieces[piece.id]]
+            yield row, starts, torch.cat(results[row.id])
+
+
+def _window_starts(row: Clip, preprocessing: Preprocessing, stride: float) -> list[float]:
+    duration = probe(row.video).duration_seconds
+    start = 0.0 if row.start_seconds is None else row.start_seconds
+    end = duration if row.end_seconds is None else row.end_seconds
+    return cover_starts(*sampling.intersect_window(start, end, duration), preprocessing.clip_seconds, stride)
+
+
+def _open_index(folder: Path, run: Run, stride: float, preprocessing: Preprocessing) -> None:
+    contents = json.loads((run.checkpoint / "contents.json").read_text(encoding="utf-8"))
+    wanted = {
+        "run": str(run.folder.resolve()),
+        "checkpoint": run.checkpoint.name,
+        "weights_checksum": contents["weights.safetensors"][1],
+        "stride_seconds": stride,
+        "clip_seconds": preprocessing.clip_seconds,
+    }
+    path = folder / "index.json"
+    if path.exists():
+        found = _read_json(path)
+        changed = [
+            f"{key}: {found.get(key)} there, {value} now" for key, value in wanted.items() if found.get(key) != value
+        ]
+        if changed:
+            raise ConfigError(
+                f"{folder} holds an index made otherwise ({'; '.join(changed)}); choose another --out or delete it"
+            )
+    (folder / "parts").mkdir(parents=True, exist_ok=True)
+    _write_json(path, wanted)
+
+
+def _write_part(folder: Path, number: int, windows: list[dict[str, Any]], embeddings: Tensor) -> None:
+    """The embeddings first, the list that makes them count last."""
+    temporary = folder / f".part_{number:06d}"
+    save_file({"embeddings": embeddings.contiguous()}, temporary)
+    os.replace(temporary, folder / f"{number:06d}.safetensors")
+    _write_json(folder / f"{number:06d}.json", windows)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    temporary = path.with_name(f".part_{path.name}")
+    temporary.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _write_faults(folder: Path, faults: Sequence[Fault]) -> None:
+    text = "".join(json.dumps(asdict(fault), ensure_ascii=False) + "\n" for fault in faults)
+    (folder / "faults.jsonl").write_text(text, encoding="utf-8")
+
+
+def search_collection(folder: str | Path, sentence: str, *, top: int = 5, run: Run | None = None) -> list[Found]:
+    """The windows of an index that fit a sentence best; of overlapping ones in a video only the best.
+
+    Args:
+        folder: what `embed_collection` wrote.
+        sentence: what to look for.
+        top: how many answers.
+        run: the loaded run, if it is at hand; else it is loaded from where the index says.
+
+    Raises:
+        CheckpointError: no index there, or its run is gone or has changed.
+        ConfigError: no word of the sentence is known to the model.
+    """
+    folder = Path(folder)
+    if not (folder / "index.json").is_file():
+        raise CheckpointError(f"{folder}: not an index (no index.json); make one with `twinreel embed RUN --input ...`")
+    index = _read_json(folder / "index.json")
+    loaded = run or load_run(index["run"], index["checkpoint"])
+    contents = _read_json(loaded.checkpoint / "contents.json")
+    if contents["weights.safetensors"][1] != index["weights_checksum"]:
+        raise CheckpointError(f"{folder}: its run {index['run']} has changed since; run `twinreel embed` again")
+    parts = sorted((folder / "parts").glob("*.json"))
+    if not parts:
+        raise DataError(f"{folder}: the index is empty; see its faults.jsonl")
+    windows = [window for part in parts for window in _read_json(part)]
+    videos = torch.cat([load_file(part.with_suffix(".safetensors"))["embeddings"] for part in parts])
+    scores = videos @ _embed_known(loaded, [sentence])[0]
+    answers: list[Found] = []
+    for i in torch.argsort(scores, descending=True, stable=True).tolist():
+        window = dict(windows[i])
+        found = Found(id=window.pop("row"), score=float(scores[i]), **window)
+        if not any(_overlap(found, other) for other in answers):
+            answers.append(found)
+        if len(answers) == top:
+            break
+    return answers
+
+
+def _overlap(one: Found, other: Found) -> bool:
+    same = one.video == other.video
+    return same and one.start_seconds < other.end_seconds and other.start_seconds < one.end_seconds
+
+
+def _embed_known(run: Run, sentences: Sequence[str]) -> Tensor:
+    vocabulary = getattr(run.model, "vocabulary", None)
+    for sentence in sentences:
+        if not sentence.strip() or (vocabulary is not None and not vocabulary.encode(sentence)):
+            raise ConfigError(
+                f"{sentence!r}: no word of it is in the model's vocabulary; use words of its training captions"
+            )
+    with torch.no_grad():
+        return embed_sentences(run.model, run.task, list(sentences), run.recipe.eval.max_words)
+
+
+def predict(
+    run: str | Path | Run, videos: Sequence[str | Path], sentences: Sequence[str], *, checkpoint: str | None = None
+) -> list[list[Prediction]]:
+    """Rank sentences for each video, best first, with the window where each fits best.
+
+    Args:
+        run: a run folder, or a loaded run.
+        videos: files.
+        sentences: what may be said of them.
+        checkpoint: `last`, `best`, `step_N`.
+
+    Raises:
+        ConfigError: no sentence, or one without a known word.
+        DataError: a video cannot be read.
+    """
+    if not sentences:
+        raise ConfigError("no sentence to choose from: give --sentence TEXT (repeatable) or --sentences FILE")
+    loaded = run if isinstance(run, Run) else load_run(run, checkpoint)
+    device = pick_device(loaded.recipe.train.device)
+    loaded.model.to(device)
+    preprocessing: Any = loaded.model.preprocessing
+    texts = _embed_known(loaded, sentences)
+    results = []
+    for video in map(str, videos):
+        row = Clip(id=video, video=video)
+        faults: list[Fault] = []
+        embedded = list(_embed_rows(loaded, [row], preprocessing, preprocessing.clip_seconds, device, faults))
+        if faults:
+            raise DataError(faults[0].reason)
+        _, starts, windows = embedded[0]
+        by_window = windows @ texts.T
+        scores = loaded.task.combine_views(windows[None])[0] @ texts.T
+        results.append(
+            [
+                Prediction(
+                    video=video,
+                    sentence=sentences[i],
+                    score=float(scores[i]),
+                    start_seconds=starts[int(by_window[:, i].argmax())],
+                    end_seconds=starts[int(by_window[:, i].argmax())] + preprocessing.clip_seconds,
+                )
+                for i in torch.argsort(scores, descending=True, stable=True).tolist()
+            ]
+        )
+    return results

@@ -1,0 +1,9 @@
+"""Tasks: the glue of batch -> model -> loss. Written out, so that a name can be found by searching for it."""
+
+from __future__ import annotations
+
+from twinreel.tasks.contrastive import Contrastive
+
+__all__ = ["TASKS", "Contrastive"]
+
+TASKS = {"contrastive": Contrastive}

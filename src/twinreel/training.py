@@ -1,0 +1,510 @@
+"""THE loop. It reads from top to bottom: no hooks, a new behavior is a line that the reader sees."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from twinreel.assembly import (
+    build_model,
+    build_task,
+    describe_model,
+    evaluation_rows,
+    model_from_checkpoint,
+    pick_device,
+    training_rows,
+)
+from twinreel.checkpoint import (
+    find_checkpoint,
+    load_training_state,
+    prune_checkpoints,
+    save_checkpoint,
+    set_link,
+)
+from twinreel.config import nearest
+from twinreel.data.captions import collection_captions
+from twinreel.data.clip import Batch, Clip
+from twinreel.data.dataset import ClipDataset, TrainingRules
+from twinreel.data.loader import FaultLog, load_batches, refuse_missing_videos
+from twinreel.data.plan import Plan, keyed_seed
+from twinreel.data.transforms import network_input
+from twinreel.errors import CheckpointError, ConfigError, TrainingError
+from twinreel.evaluation import Report, evaluate_retrieval
+from twinreel.log import Meter, RunLog, format_seconds, peak_memory_gb
+from twinreel.optim import build_optimizer, freeze, learning_rate_factor, parameter_groups
+from twinreel.recipe import Recipe, cadence_steps, load_recipe
+from twinreel.tasks import Contrastive
+
+__all__ = ["TrainResult", "train", "training_rules"]
+
+# What may differ on resume: where things are and how they are read, not what is computed.
+RESUME_FREE = (
+    *("data.root", "data.manifest", "data.num_workers", "data.worker_start", "data.max_faults", "eval."),
+    *("train.device", "train.log_every", "train.save_every", "train.keep_last", "model.weights", "model.vocabulary"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """How a run ended. `stopped_by` names the signal that ended it early, with everything saved."""
+
+    folder: Path
+    steps: int
+    total_steps: int
+    report: Report | None = None
+    stopped_by: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Parts:
+    """What a run is built of."""
+
+    rows: list[Clip]
+    eval_rows: list[Clip]
+    missing: list[Clip]
+    plan: Plan
+    total_steps: int
+    warmup_steps: int
+    model: nn.Module
+    frozen: list[nn.Module]
+    task: Contrastive
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    device: torch.device
+
+
+@dataclass(slots=True, kw_only=True)
+class _State:
+    """Everything a run carries from step to step, beside weights and optimizer."""
+
+    step: int = 0
+    best_value: float | None = None
+    best_step: int | None = None
+    skipped_steps: int = 0
+    repeated_frames: int = 0
+    seconds: float = 0.0
+
+    def counters(self) -> dict[str, float]:
+        """What metrics.jsonl says of the run so far."""
+        return {"skipped_steps": self.skipped_steps, "repeated_frames": self.repeated_frames}
+
+    def keep_best(self, metric: str, report: Report) -> bool:
+        """Whether this report is the best so far by the named metric (larger is better)."""
+        if metric not in report.metrics:
+            raise ConfigError(f"eval.best_metric={metric} is not reported{nearest(metric, report.metrics)}")
+        value = report.metrics[metric]
+        if self.best_value is not None and value <= self.best_value:
+            return False
+        self.best_value, self.best_step = value, self.step
+        return True
+
+
+def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, quiet: bool = False) -> TrainResult:
+    """Train a recipe into a run folder.
+
+    Args:
+        recipe: what to do.
+        out_dir: the run folder; must be new or empty unless resuming.
+        resume: True = go on from the newest intact checkpoint; a name (`step_1000`) = from that one.
+        quiet: no messages on stderr.
+
+    Raises:
+        ConfigError, DataError, CheckpointError, TrainingError: with what to do; nothing is lost.
+    """
+    run = Path(out_dir)
+    checkpoint, warnings = _open_run(run, recipe, resume)
+    parts = _build(recipe, checkpoint)
+    model, optimizer, scaler, device = parts.model, parts.optimizer, parts.scaler, parts.device
+    state = _restore(parts, checkpoint)
+
+    with RunLog(run, resume_step=state.step if checkpoint else None, quiet=quiet) as log, _signals() as stop:
+        for warning in warnings:
+            log.warn(warning)
+        if state.step >= parts.total_steps:
+            log.say(f"{run} is finished ({state.step} of {parts.total_steps} steps): nothing to do")
+            return TrainResult(folder=run, steps=state.step, total_steps=parts.total_steps)
+        _write_run_files(run, recipe)
+        log.say(_start_line(recipe, parts, state))
+        faults = FaultLog(run / "faults.jsonl", recipe.data.max_faults, len(parts.rows))
+        micro_batch_size = recipe.train.micro_batch_size or recipe.train.global_batch_size
+        batches = load_batches(
+            ClipDataset(parts.rows, training_rules(recipe, model)),
+            parts.plan.micro_batches(state.step, parts.total_steps, micro_batch_size),
+            num_workers=recipe.data.num_workers,
+            worker_start=recipe.data.worker_start,
+            pin_memory=device.type == "cuda",
+        )
+        meter = Meter(device)
+        report: Report | None = None
+
+        while state.step < parts.total_steps and not stop:
+            began = time.perf_counter()
+            for group in optimizer.param_groups:
+                group["lr"] = group["base_learning_rate"] * _factor(recipe, parts, state.step)
+            micro_batches = list(islice(batches, recipe.train.global_batch_size // micro_batch_size))
+            for batch in micro_batches:
+                faults.record(batch, state.step + 1)
+
+            model.train()
+            for module in parts.frozen:
+                module.eval()
+            with _out_of_memory_ladder(recipe, device):
+                loss = _forward_backward(parts, recipe, micro_batches, state.step)
+                norm = _unscale_and_clip(parts, recipe, micro_batches, state.step)
+            if loss is None:
+                state.skipped_steps += 1
+                log.warn(f"step {state.step + 1}: no sample of this batch could be used; the weights stay as they are")
+            else:
+                scale = scaler.get_scale()
+                scaler.step(optimizer)
+                scaler.update()
+                state.skipped_steps += int(scaler.get_scale() < scale)
+            state.step += 1
+            state.repeated_frames += sum(batch.repeated_frames for batch in micro_batches)
+            state.seconds += time.perf_counter() - began
+
+            meter.add(loss, norm, micro_batches, time.perf_counter() - began)
+            rate = max(group["lr"] for group in optimizer.param_groups)
+            log.show_progress(meter.line(state.step, parts.total_steps, rate))
+            if state.step % recipe.train.log_every == 0 or state.step == parts.total_steps:
+                values = meter.take(rate) | {"faults": faults.total} | state.counters()
+                log.record("train", state.step, values)
+                _warn_if_waiting(log, recipe, values)
+
+            improved = False
+            if parts.eval_rows and _due(recipe.eval.every, state.step, parts):
+                report = _evaluate(parts, recipe)
+                log.say(f"step {state.step}: {report.headline()}")
+                log.record("eval", state.step, report.metrics)
+                improved = state.keep_best(recipe.eval.best_metric, report)
+            if improved or stop or _due(recipe.train.save_every, state.step, parts):
+                saved = save_checkpoint(
+                    run, state.step, model, describe_model(recipe, model), _training_state(parts, state)
+                )
+                if improved:
+                    set_link(run, "best", saved)
+                prune_checkpoints(run, recipe.train.keep_last)
+
+        if stop:
+            log.say(f"stopped by {stop[0]} after step {state.step}; saved. Go on with --resume")
+        else:
+            log.say(f"done: {state.step} steps in {format_seconds(state.seconds)} of training; {run}")
+        return TrainResult(
+            folder=run,
+            steps=state.step,
+            total_steps=parts.total_steps,
+            report=report,
+            stopped_by=stop[0] if stop else None,
+        )
+
+
+def _open_run(run: Path, recipe: Recipe, resume: bool | str) -> tuple[Path | None, list[str]]:
+    """The checkpoint to go on from, or None for a new run; refuses to mix two runs in one folder."""
+    has_checkpoints = (run / "checkpoints").is_dir() and any((run / "checkpoints").glob("step_*"))
+    if not resume:
+        if has_checkpoints:
+            raise ConfigError(f"{run} already holds a run; go on with --resume, or choose another --out")
+        return None, []
+    if not (run / "recipe.yaml").is_file():
+        raise CheckpointError(f"{run}: nothing to resume here (no recipe.yaml); leave --resume out to start")
+    _refuse_changed_recipe(run, recipe)
+    if not has_checkpoints and resume is True:
+        return None, [f"{run} has no checkpoint yet; starting from step 0"]
+    return find_checkpoint(run, None if resume is True else resume)
+
+
+def _refuse_changed_recipe(run: Path, recipe: Recipe) -> None:
+    before = _flat(load_recipe(run / "recipe.yaml").model_dump(mode="json"))
+    now = _flat(recipe.model_dump(mode="json"))
+    changed = [
+        f"  {key}: {before.get(key)!r} in the run, {now.get(key)!r} now"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key) and not key.startswith(RESUME_FREE)
+    ]
+    if changed:
+        raise ConfigError(
+            f"{run}: the recipe differs from the run's:\n" + "\n".join(changed) + "\nResume with the same recipe "
+            "(`twinreel train RUN/recipe.yaml --out RUN --resume`), or start a new run with model.weights."
+        )
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(values, dict) or not values:
+        return {prefix: values}
+    return {
+        dotted: value
+        for key, below in values.items()
+        for dotted, value in _flat(below, f"{prefix}.{key}" if prefix else key).items()
+    }
+
+
+def _build(recipe: Recipe, checkpoint: Path | None) -> _Parts:
+    device = pick_device(recipe.train.device)
+    if recipe.train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    rows = training_rows(recipe)
+    evaluates = recipe.eval.split or recipe.eval.source or recipe.eval.manifest
+    eval_rows = evaluation_rows(recipe) if evaluates else []
+    missing = refuse_missing_videos(rows, recipe.data.max_faults)
+    plan = Plan(num_rows=len(rows), seed=recipe.train.seed, global_batch_size=recipe.train.global_batch_size)
+    total_steps = recipe.train.num_steps or (recipe.train.num_epochs or 0) * plan.steps_per_epoch
+    if checkpoint is None:
+        model = build_model(recipe, collection_captions(rows))
+    else:
+        model = model_from_checkpoint(checkpoint)
+    model.to(device)
+    if recipe.train.channels_last:
+        _channels_last(model)
+    frozen = freeze(model, recipe.model.freeze)
+    optim = recipe.optim
+    groups = parameter_groups(
+        model,
+        learning_rate=optim.learning_rate,
+        learning_rates=optim.learning_rates,
+        weight_decay=optim.weight_decay,
+    )
+    optimizer = build_optimizer(
+        optim.name, groups, betas=optim.betas, eps=optim.eps, momentum=optim.momentum, nesterov=optim.nesterov
+    )
+    warmup = optim.warmup_steps or round((optim.warmup_epochs or 0) * plan.steps_per_epoch)
+    if warmup >= total_steps:
+        raise ConfigError(f"optim: a warm-up of {warmup} steps is not shorter than the run of {total_steps} steps")
+    return _Parts(
+        rows=rows,
+        eval_rows=eval_rows,
+        missing=missing,
+        plan=plan,
+        total_steps=total_steps,
+        warmup_steps=warmup,
+        model=model,
+        frozen=frozen,
+        task=build_task(recipe),
+        optimizer=optimizer,
+        scaler=torch.amp.GradScaler(device.type, enabled=recipe.train.precision == "fp16"),
+        device=device,
+    )
+
+
+def _channels_last(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        if parameter.ndim == 5:
+            parameter.data = parameter.data.to(memory_format=torch.channels_last_3d)
+
+
+def _restore(parts: _Parts, checkpoint: Path | None) -> _State:
+    if checkpoint is None:
+        return _State()
+    saved = load_training_state(checkpoint)
+    try:
+        parts.optimizer.load_state_dict(saved["optimizer"])
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint}: its optimizer state does not fit this recipe: {error}") from error
+    parts.scaler.load_state_dict(saved["scaler"])
+    return _State(**saved["state"])
+
+
+def _training_state(parts: _Parts, state: _State) -> dict[str, Any]:
+    return {
+        "optimizer": parts.optimizer.state_dict(),
+        "scaler": parts.scaler.state_dict(),
+        "state": asdict(state),
+    }
+
+
+def training_rules(recipe: Recipe, model: nn.Module) -> TrainingRules:
+    """How this recipe draws a training sample for this model."""
+    preprocessing: Any = model.preprocessing
+    data = recipe.data
+    return TrainingRules(
+        preprocessing=preprocessing,
+        seed=recipe.train.seed,
+        num_candidates=recipe.task.num_candidates,
+        min_window_seconds=data.min_window_seconds,
+        clip_start=data.clip_start,
+        crop=data.crop,
+        short_side=data.short_side,
+        flip=data.flip,
+    )
+
+
+def _factor(recipe: Recipe, parts: _Parts, step: int) -> float:
+    return learning_rate_factor(
+        step,
+        parts.total_steps,
+        warmup_steps=parts.warmup_steps,
+        warmup_start_factor=recipe.optim.warmup_start_factor,
+        decay=recipe.optim.decay,
+    )
+
+
+def _due(cadence: str | None, step: int, parts: _Parts) -> bool:
+    """Whether something is due after a step; everything is due after the last."""
+    if step == parts.total_steps:
+        return True
+    return cadence is not None and step % cadence_steps(cadence, parts.plan.steps_per_epoch) == 0
+
+
+def _forward_backward(parts: _Parts, recipe: Recipe, micro_batches: list[Batch], step: int) -> float | None:
+    """Gradients of the mean loss over the usable rows of the global batch; None if there is no such row."""
+    parts.optimizer.zero_grad(set_to_none=True)
+    global_batch_size = recipe.train.global_batch_size
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[recipe.train.precision]
+    total, rows = 0.0, 0
+    for index, batch in enumerate(micro_batches):
+        torch.manual_seed(keyed_seed(recipe.train.seed, step, index, "dropout"))
+        preprocessing: Any = parts.model.preprocessing
+        video = network_input(batch, preprocessing, parts.device)
+        if recipe.train.channels_last:
+            video = video.contiguous(memory_format=torch.channels_last_3d)
+        with torch.autocast(parts.device.type, dtype=dtype, enabled=recipe.train.precision != "fp32"):
+            loss, count = parts.task.compute_loss(parts.model, video, batch)
+        if not math.isfinite(loss.item()):
+            raise _non_finite("loss", loss.item(), step, micro_batches)
+        torch.autograd.backward(parts.scaler.scale(loss * (count / global_batch_size)))
+        total += loss.item() * count
+        rows += count
+    if rows and rows != global_batch_size:
+        for parameter in parts.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(global_batch_size / rows)
+    return total / rows if rows else None
+
+
+def _unscale_and_clip(parts: _Parts, recipe: Recipe, micro_batches: list[Batch], step: int) -> float:
+    """The norm of the whole gradient, free of the fp16 loss scale; clipped if the recipe says so."""
+    parts.scaler.unscale_(parts.optimizer)
+    gradients = [parameter.grad for parameter in parts.model.parameters() if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients).item()
+    if not math.isfinite(norm) and recipe.train.precision != "fp16":  # fp16: the scaler skips this step and says so
+        raise _non_finite("gradient norm", norm, step, micro_batches)
+    if recipe.optim.clip_norm is not None and math.isfinite(norm):
+        scale = min(1.0, recipe.optim.clip_norm / (norm + 1e-6))
+        for gradient in gradients:
+            gradient.mul_(scale)
+    return norm
+
+
+def _non_finite(what: str, value: float, step: int, micro_batches: list[Batch]) -> TrainingError:
+    ids = [sample for batch in micro_batches for sample in batch.ids]
+    return TrainingError(
+        f"step {step + 1}: the {what} is {value}; no weight was changed. Samples: {', '.join(ids[:64])}. "
+        "Look at these files first (`twinreel check`), then lower optim.learning_rate, set optim.clip_norm, or use "
+        "train.precision=fp32. The last checkpoint is intact."
+    )
+
+
+@contextmanager
+def _out_of_memory_ladder(recipe: Recipe, device: torch.device) -> Iterator[None]:
+    """Out of memory becomes advice: what was needed, and the knobs in the order to turn them."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        text = str(error)
+        ours = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in text
+        if not ours:
+            raise
+        micro = recipe.train.micro_batch_size or recipe.train.global_batch_size
+        smaller = next((size for size in range(micro // 2, 0, -1) if recipe.train.global_batch_size % size == 0), 1)
+        raise TrainingError(
+            f"out of memory on {device} (peak {peak_memory_gb(device):.1f} GB) with {micro} clips at once. In this "
+            f"order: train.micro_batch_size={smaller} (the global batch stays {recipe.train.global_batch_size}); "
+            "train.precision=bf16; a smaller model; fewer frames last. "
+            f"The last checkpoint is intact: go on with --resume. ({text.splitlines()[0] if text else 'MemoryError'})"
+        ) from error
+
+
+@contextmanager
+def _signals() -> Iterator[list[str]]:
+    """Names of the signals that asked the run to stop; the loop looks after every step."""
+    asked: list[str] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def ask(number: int, frame: object) -> None:
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt  # the second Ctrl-C means now
+        asked.append(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _evaluate(parts: _Parts, recipe: Recipe) -> Report:
+    return evaluate_retrieval(
+        parts.model,
+        parts.task,
+        parts.eval_rows,
+        recipe.eval,
+        device=parts.device,
+        num_workers=recipe.data.num_workers,
+        loss_batch_size=recipe.train.global_batch_size,
+    )
+
+
+def _start_line(recipe: Recipe, parts: _Parts, state: _State) -> str:
+    """What will happen, before it happens."""
+    train, prep = recipe.train, parts.model.preprocessing
+    micro = train.micro_batch_size or train.global_batch_size
+    negatives = recipe.task.num_candidates * (micro - 1)
+    rates = [
+        recipe.optim.learning_rate * _factor(recipe, parts, step)
+        for step in (0, parts.warmup_steps, parts.total_steps - 1)
+    ]
+    trained = sum(p.numel() for p in parts.model.parameters() if p.requires_grad)
+    frozen = sum(p.numel() for p in parts.model.parameters() if not p.requires_grad)
+    left_out = len(parts.rows) % train.global_batch_size
+    lines = [
+        f"rows {len(parts.rows)} (evaluated on {len(parts.eval_rows)}), missing files {len(parts.missing)}, "
+        f"{parts.plan.steps_per_epoch} steps an epoch ({left_out} rows wait for a later epoch, others each time), "
+        f"{parts.total_steps} steps in all",
+        f"processes 1 on {parts.device}, global batch {train.global_batch_size} = {train.global_batch_size // micro} x "
+        f"{micro}, {negatives} negative captions a clip, precision {train.precision}, seed {train.seed}",
+        f"a clip is {prep.num_frames} frames at {prep.frame_rate:g} a second = {prep.clip_seconds:g} s, "  # type: ignore[union-attr]
+        f"{prep.crop_size} x {prep.crop_size} pixels",  # type: ignore[union-attr]
+        f"learning rate first {rates[0]:.3g}, highest {rates[1]:.3g}, last {rates[2]:.3g} ({recipe.optim.name}, "
+        f"warm-up {parts.warmup_steps} steps); it belongs to the global batch and is never scaled",
+        f"parameters {trained:,} trained, {frozen:,} frozen; "
+        + (f"going on from step {state.step}" if state.step else "from step 0"),
+    ]
+    return "\n".join(lines)
+
+
+def _warn_if_waiting(log: RunLog, recipe: Recipe, values: dict[str, float]) -> None:
+    if values["waiting_share"] > 0.2:
+        log.warn(
+            f"the step waited for data {values['waiting_share']:.0%} of its computing time; raise data.num_workers "
+            f"(now {recipe.data.num_workers}), or store smaller videos (short side near the crop size)",
+            once="waiting",
+        )
+
+
+def _write_run_files(run: Path, recipe: Recipe) -> None:
+    versions = {
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in ("twinreel", "torch", "numpy", "av")},
+    }
+    for name, text in (("recipe.yaml", recipe.to_yaml()), ("versions.json", json.dumps(versions, indent=1))):
+        part = run / f".part_{name}"
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, run / name)

@@ -1,0 +1,368 @@
+"""The loop: resumed = uninterrupted, chunked = whole, faults, signals, precision, and what a run folder holds."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+from twinreel import training
+from twinreel.assembly import load_model, load_run
+from twinreel.checkpoint import find_checkpoint, load_training_state, read_weights
+from twinreel.errors import CheckpointError, ConfigError, DataError, TrainingError
+from twinreel.evaluation import evaluate
+from twinreel.models import create_model
+from twinreel.models.preprocessing import Preprocessing
+from twinreel.recipe import load_recipe
+from twinreel.training import train
+
+
+class DropoutTowers(nn.Module):
+    """A user's own towers, with dropout and batch norm, so that an inexact resume shows."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.preprocessing = Preprocessing(num_frames=4, frame_rate=8.0, crop_size=16, short_side=20)
+        self.video_tower = nn.Sequential(
+            nn.Conv3d(3, 6, 3, 2, 1, bias=False), nn.BatchNorm3d(6), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(),
+            nn.Linear(6 * 2 * 8 * 8, size),
+        )  # fmt: skip
+        self.text_tower = nn.Linear(26, size)
+
+    def encode_video(self, video):
+        return self.video_tower(video)
+
+    def encode_text(self, captions):
+        counts = [[text.count(letter) / 10 for letter in "abcdefghijklmnopqrstuvwxyz"] for text in captions]
+        return self.text_tower(torch.tensor(counts))
+
+
+def dropout_towers(*, size: int = 8) -> nn.Module:
+    return DropoutTowers(size)
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory):
+    return tmp_path_factory.mktemp("videos")
+
+
+def recipe(videos, *overrides):
+    return load_recipe(
+        "demo",
+        [
+            f"data.root={videos}", "data.num_videos=8", "data.num_test_videos=6", "data.num_workers=0",
+            "model.preprocessing={num_frames: 4, frame_rate: 8.0, crop_size: 32, short_side: 40}",
+            "model.embedding_size=16", "train.num_steps=6", "train.global_batch_size=4", "optim.warmup_steps=2",
+            "train.log_every=1", "train.save_every=2 steps", "eval.num_clips=2", *overrides,
+        ],
+    )  # fmt: skip
+
+
+def own(videos, *overrides):
+    base = recipe(videos, *overrides).model_dump(mode="json")
+    for key in ("embedding_size", "text_hidden_size", "word_embedding_size"):
+        base["model"].pop(key)
+    for key in [k for k in base["model"] if k not in ("name", "preprocessing", "freeze", "weights")]:
+        base["model"].pop(key)
+    base["model"] |= {"name": "test_training:dropout_towers", "size": 8, "preprocessing": {}}
+    from twinreel.config import Tree
+    from twinreel.recipe import build_recipe
+
+    return build_recipe(Tree(base, {"": "test"}))
+
+
+def weights_of(run, name=None):
+    return read_weights(find_checkpoint(run, name)[0])
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+def records(run, kind="train"):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    noisy = ("clips_per_second", "waiting_share", "memory_gb")
+    return [
+        {key: value for key, value in json.loads(line).items() if key not in noisy}
+        for line in lines
+        if json.loads(line)["kind"] == kind
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("make", [recipe, own])
+def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path, videos, workers, make, monkeypatch):
+    settings = ["train.num_steps=15", "train.save_every=8 steps", f"data.num_workers={workers}"]
+    wanted = make(videos, *settings)
+    train(wanted, tmp_path / "whole", quiet=True)
+
+    real, calls = training._forward_backward, []
+
+    def killed_at_step_10(parts, *args):  # 8 steps saved, 2 more lost, then resumed from 8
+        calls.append(1)
+        if len(calls) == 11:
+            raise KeyboardInterrupt
+        return real(parts, *args)
+
+    monkeypatch.setattr(training, "_forward_backward", killed_at_step_10)
+    with pytest.raises(KeyboardInterrupt):
+        train(wanted, tmp_path / "parts", quiet=True)
+    monkeypatch.undo()
+    torch.manual_seed(12345)  # resuming must not depend on the process's own random state
+    result = train(wanted, tmp_path / "parts", resume=True, quiet=True)
+    assert result.steps == 15
+    assert_same(weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts"))
+    one, other = (load_training_state(find_checkpoint(tmp_path / run)[0]) for run in ("whole", "parts"))
+    for a, b in zip(one["optimizer"]["state"].values(), other["optimizer"]["state"].values(), strict=True):
+        assert_same(a, b)
+    assert records(tmp_path / "whole") == records(tmp_path / "parts")
+    assert records(tmp_path / "whole", "eval") == records(tmp_path / "parts", "eval")
+
+
+def test_batches_do_not_depend_on_the_number_of_workers(tmp_path, videos):
+    for workers in (0, 2, 4):
+        train(recipe(videos, f"data.num_workers={workers}"), tmp_path / str(workers), quiet=True)
+    for workers in (2, 4):
+        assert_same(weights_of(tmp_path / "0"), weights_of(tmp_path / str(workers)))
+
+
+def test_two_runs_with_one_seed_are_equal_and_with_another_differ(tmp_path, videos):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        train(recipe(videos, f"train.seed={seed}"), tmp_path / name, quiet=True)
+    assert_same(weights_of(tmp_path / "a"), weights_of(tmp_path / "b"))
+    assert any(not torch.equal(v, weights_of(tmp_path / "c")[k]) for k, v in weights_of(tmp_path / "a").items())
+
+
+def test_the_loss_falls_on_a_handful_of_videos(tmp_path, videos):
+    train(recipe(videos, "train.num_steps=60", "optim.learning_rate=3e-3"), tmp_path / "run", quiet=True)
+    losses = [record["loss"] for record in records(tmp_path / "run")]
+    assert sum(losses[-10:]) < 0.75 * sum(losses[:10])
+
+
+def test_accumulation_divides_by_the_valid_rows_of_the_global_batch(videos):
+    """A loss that is a mean over rows must not see the micro-batches."""
+
+    def gradients(micro):
+        wanted = own(videos, f"train.micro_batch_size={micro}")
+        parts = training._build(wanted, None)
+        parts.model.double()
+        for module in parts.model.modules():
+            if isinstance(module, nn.Dropout | nn.BatchNorm3d):
+                module.eval()
+
+        class RowMean:
+            def compute_loss(self, model, video, batch):
+                rows = model.video_tower(video.double()).pow(2).sum(1)[batch.valid]
+                return rows.mean() if len(rows) else rows.sum(), len(rows)
+
+        parts.task = RowMean()
+        rules = training.training_rules(wanted, parts.model)
+        batches = list(
+            training.load_batches(
+                training.ClipDataset(parts.rows, rules), parts.plan.micro_batches(0, 1, micro), num_workers=0
+            )
+        )
+        batches[0].valid[0] = False  # an unreadable sample
+        loss = training._forward_backward(parts, wanted, batches, 0)
+        return loss, [p.grad.clone() for p in parts.model.video_tower.parameters()]
+
+    whole_loss, whole = gradients(4)
+    for micro in (1, 2):
+        loss, parts = gradients(micro)
+        assert loss == pytest.approx(whole_loss, rel=1e-12)
+        for a, b in zip(whole, parts, strict=True):
+            assert torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_trains_and_its_state_is_saved(tmp_path, videos, precision):
+    train(recipe(videos, f"train.precision={precision}"), tmp_path / "run", quiet=True)
+    assert all(torch.isfinite(torch.tensor(r["loss"])) for r in records(tmp_path / "run"))
+    state = load_training_state(find_checkpoint(tmp_path / "run")[0])
+    assert bool(state["scaler"]) == (precision == "fp16")
+    assert all(value.dtype == torch.float32 for name, value in weights_of(tmp_path / "run").items() if "bn" in name)
+
+
+def test_frozen_parts_do_not_change_nor_their_statistics(tmp_path, videos):
+    wanted = own(videos, "model.freeze=[video_tower]")
+    before = training._build(wanted, None).model.state_dict()
+    train(wanted, tmp_path / "run", quiet=True)
+    after = weights_of(tmp_path / "run")
+    for name, value in before.items():
+        assert torch.equal(value, after[name]) == name.startswith("video_tower"), name
+
+
+def test_starting_weights_of_one_tower(tmp_path, videos):
+    train(recipe(videos), tmp_path / "a", quiet=True)
+    weights = find_checkpoint(tmp_path / "a")[0] / "weights.safetensors"
+    started = training._build(recipe(videos, f"model.weights={{video_tower: {weights}}}", "train.seed=5"), None)
+    trained, now = weights_of(tmp_path / "a"), started.model.state_dict()
+    same = {name for name in trained if torch.equal(trained[name], now[name].contiguous())}
+    assert {name for name in trained if name.startswith("video_tower")} <= same
+    assert "text_tower.fc1.weight" not in same
+
+
+def test_the_run_folder_says_what_happened(tmp_path, videos):
+    run = tmp_path / "run"
+    result = train(recipe(videos, "eval.every=3 steps"), run)
+    assert result.steps == 6 and result.stopped_by is None
+    assert {"recipe.yaml", "versions.json", "log.txt", "metrics.jsonl", "tensorboard", "checkpoints"} <= {
+        item.name for item in run.iterdir()
+    }
+    assert {item.name for item in (run / "checkpoints").iterdir()} >= {"last", "best", "step_0000006"}
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    trained = [line for line in lines if line["kind"] == "train"]
+    assert [line["step"] for line in trained] == list(range(1, 7))
+    for line in trained:
+        assert {"loss", "learning_rate", "gradient_norm", "clips_per_second", "waiting_share", "memory_gb"} <= set(line)
+        assert line["gradient_norm"] > 0 and line["clips_per_second"] > 0 and line["memory_gb"] > 0
+    assert trained[0]["learning_rate"] == pytest.approx(2e-3 * 0.1)
+    assert [line["step"] for line in lines if line["kind"] == "eval"] == [3, 6]
+    log = (run / "log.txt").read_text()
+    for words in ("rows 8", "global batch 4 = 1 x 4", "12 negative captions a clip", "4 frames at 8 a second = 0.5 s",
+                  "learning rate first 0.0002, highest 0.002", "trained, 0 frozen", "from step 0"):  # fmt: skip
+        assert words in log, words
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    tags = events.Tags()["scalars"]
+    for tag in ("train/loss", "eval/loss", "train/learning_rate", "train/gradient_norm", "train/clips_per_second",
+                "train/waiting_share", "train/memory_gb"):  # fmt: skip
+        assert tag in tags
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 7))
+
+
+def test_a_loaded_model_answers_as_the_trained_one_and_best_is_taken(tmp_path, videos):
+    run = tmp_path / "run"
+    result = train(recipe(videos), run, quiet=True)
+    model = load_model(run)
+    assert not model.training and model.vocabulary is not None
+    report = evaluate(run)
+    for name, value in result.report.metrics.items():
+        assert report.metrics[name] == pytest.approx(value, abs=1e-6), name
+    assert load_run(run).checkpoint.name == (run / "checkpoints" / "best").resolve().name
+    assert load_run(run, "step_4").checkpoint.name == "step_0000004"
+    assert create_model("conv3d_small", weights=load_run(run).checkpoint / "weights.safetensors").encode_video is not None
+
+
+def test_a_second_run_into_a_folder_is_refused_and_a_finished_one_has_nothing_to_do(tmp_path, videos, capsys):
+    run = tmp_path / "run"
+    wanted = recipe(videos)
+    train(wanted, run, quiet=True)
+    with pytest.raises(ConfigError, match=r"already holds a run; go on with --resume"):
+        train(wanted, run, quiet=True)
+    assert train(wanted, run, resume=True).steps == 6
+    assert "nothing to do" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match="nothing to resume here"):
+        train(wanted, tmp_path / "other", resume=True, quiet=True)
+    with pytest.raises(ConfigError, match=r"optim.learning_rate: 0.002 in the run, 0.5 now"):
+        train(recipe(videos, "optim.learning_rate=0.5"), run, resume=True, quiet=True)
+
+
+def test_resume_from_a_named_checkpoint(tmp_path, videos):
+    run = tmp_path / "run"
+    train(recipe(videos), run, quiet=True)
+    before = weights_of(run)
+    train(recipe(videos), run, resume="step_4", quiet=True)
+    assert_same(before, weights_of(run))
+    assert [r["step"] for r in records(run)] == list(range(1, 7))
+
+
+def test_a_broken_newest_checkpoint_is_named_and_training_goes_on_from_the_one_before(tmp_path, videos, capsys):
+    run = tmp_path / "run"
+    train(recipe(videos), run, quiet=True)
+    before = weights_of(run)
+    (run / "checkpoints" / "step_0000006" / "weights.safetensors").write_bytes(b"half")
+    train(recipe(videos), run, resume=True)
+    assert "step_0000006 is broken" in capsys.readouterr().err
+    assert_same(before, weights_of(run))
+
+
+def test_sigterm_saves_and_the_resumed_run_equals_an_undisturbed_one(tmp_path, videos, monkeypatch):
+    wanted = recipe(videos)
+    train(wanted, tmp_path / "whole", quiet=True)
+    real = training._forward_backward
+
+    def ask_to_stop(parts, recipe, batches, step):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(parts, recipe, batches, step)
+
+    monkeypatch.setattr(training, "_forward_backward", ask_to_stop)
+    result = train(wanted, tmp_path / "parts", quiet=True)
+    monkeypatch.undo()
+    assert (result.steps, result.stopped_by) == (3, "SIGTERM")
+    assert find_checkpoint(tmp_path / "parts")[0].name == "step_0000003"
+    train(wanted, tmp_path / "parts", resume=True, quiet=True)
+    assert_same(weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts"))
+
+
+def test_a_non_finite_loss_stops_before_the_step_and_names_the_samples(tmp_path, videos, monkeypatch):
+    from twinreel.tasks import Contrastive
+
+    real = Contrastive.compute_loss
+
+    def poisoned(self, model, video, batch):
+        loss, count = real(self, model, video, batch)
+        return (loss * float("nan") if calls.append(1) or len(calls) == 4 else loss), count
+
+    calls = []
+    monkeypatch.setattr(Contrastive, "compute_loss", poisoned)
+    with pytest.raises(TrainingError, match=r"step 4: the loss is nan; no weight was changed. Samples: .*train_0"):
+        train(recipe(videos), tmp_path / "run", quiet=True)
+    assert find_checkpoint(tmp_path / "run")[0].name == "step_0000002"
+
+
+def test_a_non_finite_gradient_stops_too(tmp_path, videos, monkeypatch):
+    real = training._forward_backward
+
+    def poisoned(parts, *args):
+        loss = real(parts, *args)
+        next(p for p in parts.model.parameters() if p.grad is not None).grad.fill_(float("inf"))
+        return loss
+
+    monkeypatch.setattr(training, "_forward_backward", poisoned)
+    with pytest.raises(TrainingError, match=r"step 1: the gradient norm is (inf|nan)"):
+        train(recipe(videos), tmp_path / "run", quiet=True)
+
+
+def test_out_of_memory_names_the_peak_and_the_ladder(tmp_path, videos, monkeypatch):
+    def too_large(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    monkeypatch.setattr(training, "_forward_backward", too_large)
+    with pytest.raises(TrainingError, match=r"peak \d+\.\d GB.*micro_batch_size=2.*stays 4.*bf16.*fewer frames last"):
+        train(recipe(videos), tmp_path / "run", quiet=True)
+
+
+def test_clipping_bounds_the_step(tmp_path, videos):
+    train(recipe(videos, "optim.clip_norm=0.001", "optim.name=sgd", "optim.momentum=0", "optim.learning_rate=1.0",
+                 "optim.weight_decay=0", "train.num_steps=3", "train.save_every=1 steps", "optim.decay=none",
+                 "optim.warmup_steps=0"), tmp_path / "run", quiet=True)  # fmt: skip
+    before, after = weights_of(tmp_path / "run", "step_1"), weights_of(tmp_path / "run", "step_2")
+    moved = sum(
+        float((after[name] - value).pow(2).sum()) for name, value in before.items() if "running" not in name and value.is_floating_point()
+    )
+    assert 0 < moved**0.5 <= 0.0011
+
+
+def test_a_gpu_that_is_not_there_is_refused_before_any_work(tmp_path, videos):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(ConfigError, match="sees no GPU here"):
+        train(recipe(videos, "train.device=cuda"), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_warm_up_longer_than_the_run_is_refused(tmp_path, videos):
+    with pytest.raises(ConfigError, match="a warm-up of 9 steps is not shorter than the run of 6 steps"):
+        train(recipe(videos, "optim.warmup_steps=9"), tmp_path / "run", quiet=True)
+
+
+def test_errors_of_data_come_through(tmp_path):
+    with pytest.raises((DataError, ConfigError)):
+        train(load_recipe("s3dg_small_own_videos", [f"data.manifest={tmp_path / 'none.csv'}"]), tmp_path / "run", quiet=True)
