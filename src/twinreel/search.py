@@ -18,9 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from twinreel.assembly import Run, load_run, pick_device
-from twinreel.data import sampling
 from twinreel.data.clip import Clip, Fault, Sample
-from twinreel.data.dataset import ClipDataset, read_views
+from twinreel.data.dataset import ClipDataset, read_views, window_in_video
 from twinreel.data.decode import probe
 from twinreel.data.loader import load_batches
 from twinreel.data.transforms import network_input
@@ -192,9 +191,8 @@ def _embed_rows(
 
 def _window_starts(row: Clip, preprocessing: Preprocessing, stride: float) -> list[float]:
     duration = probe(row.video).duration_seconds
-    start = 0.0 if row.start_seconds is None else row.start_seconds
-    end = duration if row.end_seconds is None else row.end_seconds
-    return cover_starts(*sampling.intersect_window(start, end, duration), preprocessing.clip_seconds, stride)
+    start, end = window_in_video(row.video, (row.start_seconds, row.end_seconds), duration)
+    return cover_starts(start, end, preprocessing.clip_seconds, stride)
 
 
 def _open_index(folder: Path, run: Run, stride: float, preprocessing: Preprocessing) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import typing
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -39,14 +38,6 @@ def build(name: str, **options: object) -> TwoTowers:
 
 def video(batch: int = 2, size: int = 32, frames: int = 8) -> Tensor:
     return torch.rand(batch, 3, frames, size, size, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", MODELS)

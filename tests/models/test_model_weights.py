@@ -116,6 +116,12 @@ def test_everything_that_does_not_fit_is_listed_and_nothing_is_copied():
     assert same(model, before)
 
 
+def test_one_unexpected_key_is_enough():
+    state = {**copied(tiny()), "video_tower.extra.weight": torch.zeros(1)}
+    with pytest.raises(CheckpointError, match=r"nothing was loaded: 1 unexpected \(video_tower\.extra\.weight\)"):
+        load_weights(tiny(), state)
+
+
 def test_long_lists_are_cut_with_a_count(founding: State):
     with pytest.raises(
         CheckpointError, match=r"\d+ missing \(.*, \.\.\. \d+ more\), \d+ unexpected \(.*, \.\.\. \d+ more\)"

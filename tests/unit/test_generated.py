@@ -101,7 +101,7 @@ def test_one_frame_does_not_tell_the_motion() -> None:
     for motion in MOTIONS:
         shown = generated._Combination("square", "white", motion)
         drawn = [generated._draw_scene(shown, frame + 1, np.random.default_rng([7, i]))[frame] for i in range(count)]
-        found = measure(np.stack(drawn)) + (0.5, 0.5, 0.0)  # pixels have their centers at halves
+        found = measure(np.stack(drawn)) + np.array([0.5, 0.5, 0.0])  # pixels have their centers at halves
         shares = np.sort((found - ranges[:, 0]) / (ranges[:, 1] - ranges[:, 0]), axis=0)
         assert np.abs(shares - expected[:, None]).max() < 1.95 / np.sqrt(count), motion
 

@@ -5,6 +5,7 @@ A sample that cannot be read is not replaced: it comes back with a `fault` and i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,7 @@ class ViewRules:
         """Start times of the clips in the window [start, end), seconds."""
         prep = self.preprocessing
         if self.windows == "milnce":
-            return sampling.milnce_evaluation_starts(start, end, prep.num_frames, prep.frame_rate, self.num_clips)
+            return sampling.milnce_evaluation_starts(start, end, prep.num_frames, prep.sampled_rate, self.num_clips)
         return sampling.uniform_starts(start, end, prep.clip_seconds, self.num_clips)
 
     def __call__(self, row: Clip, epoch: int) -> Sample:
@@ -114,9 +115,9 @@ def read_training_sample(row: Clip, epoch: int, rules: TrainingRules) -> Sample:
     captions, mask, window = draw_captions(row, rules, rng("caption"))
     with VideoReader(row.video) as reader:
         duration = reader.info.duration_seconds
-        start, end = sampling.intersect_window(*_within(window, duration), duration)
+        start, end = window_in_video(row.video, window, duration)
         begin = _clip_start(rng("start"), start, end, rules)
-        frames = reader.frames_at(sampling.clip_times(begin, prep.num_frames, prep.frame_rate), hold_last=True)
+        frames = reader.frames_at(sampling.clip_times(begin, prep.num_frames, prep.sampled_rate), hold_last=True)
     height, width = frames.data.shape[1:3]
     if rules.crop == "center":
         square = center_square(height, width, prep)
@@ -171,9 +172,18 @@ def _draw_narration(
     return [track[i].text for i in chosen], mask, window
 
 
-def _within(window: Window, duration: float) -> tuple[float, float]:
+def window_in_video(video: str, window: Window, duration: float) -> tuple[float, float]:
+    """The part [start, end) of a row's window that the video has, seconds; None means the video's own end.
+
+    Raises:
+        DataError: there is no such part; names the video, the window and the duration.
+    """
     start, end = window
-    return (0.0 if start is None else start), (duration if end is None else end)
+    begin = 0.0 if start is None else start
+    try:
+        return sampling.intersect_window(begin, math.inf if end is None else end, duration)
+    except DataError as error:
+        raise DataError(f"{video}: {error}") from error
 
 
 def _clip_start(rng: np.random.Generator, start: float, end: float, rules: TrainingRules) -> float:
@@ -198,12 +208,11 @@ def read_views(row: Clip, preprocessing: Preprocessing, starts: Callable[[float,
     """
     with VideoReader(row.video) as reader:
         duration = reader.info.duration_seconds
-        window = _within((row.start_seconds, row.end_seconds), duration)
-        begins = starts(*sampling.intersect_window(*window, duration))
+        begins = starts(*window_in_video(row.video, (row.start_seconds, row.end_seconds), duration))
         times = [
             time
             for begin in begins
-            for time in sampling.clip_times(begin, preprocessing.num_frames, preprocessing.frame_rate)
+            for time in sampling.clip_times(begin, preprocessing.num_frames, preprocessing.sampled_rate)
         ]
         frames = reader.frames_at(times, hold_last=True)
     return Sample(

@@ -310,30 +310,42 @@ class FrameStream:
 
     def _measured_seconds(self) -> float:
         """The end of the last packets, or of all packets where a seek to the end finds none. Nothing is decoded."""
-        goals = [] if self._clock == "count" or not self._container.duration else [self._container.duration]
-        for goal in (*goals, None):
-            container = _open(self.path)
-            try:
-                video = _video_stream(container, self.path)
-                if goal is not None:
-                    container.seek(self._ticks_at(goal / av.time_base), stream=video)
-                ends = [self._packet_end(packet) for packet in container.demux(video) if packet.size]
-            except FAILURES:
-                continue
-            finally:
-                container.close()
-            if self._clock == "count":
-                return self._seconds(len(ends))
-            if ends:
-                return max(self.first.end_seconds, self._seconds(max(ends)))
-        return self.first.end_seconds
+        if self._clock == "count":
+            return self._seconds(len(self._packet_ends(None)))
+        goal = self._container.duration / av.time_base if self._container.duration else 0.0
+        while goal > 0:
+            ends = self._packet_ends(goal)
+            if not ends:
+                break
+            last = max(ends)[0]
+            if ends[0][1] or min(ends)[0] < last - 1.0:
+                return last
+            goal = min(goal, last) - 2.0  # it landed between key frames, perhaps behind the frame that is shown last
+        return max([(self.first.end_seconds, True), *self._packet_ends(None)])[0]
 
-    def _packet_end(self, packet: Packet[VideoStream]) -> int:
+    def _packet_ends(self, seconds: float | None) -> list[tuple[float, bool]]:
+        """When the packets from `seconds` on (of the whole file without) end, and which are key frames."""
+        ends: list[tuple[float, bool]] = []
+        container = _open(self.path)
+        try:
+            video = _video_stream(container, self.path)
+            if seconds is not None:
+                container.seek(self._ticks_at(seconds), stream=video)
+            for packet in container.demux(video):
+                if packet.size:
+                    ends.append((self._packet_end(packet), packet.is_keyframe))
+        except FAILURES as error:
+            self._trouble = failure_text(error)  # the end of what can be read; reading frames there says so
+        finally:
+            container.close()
+        return ends
+
+    def _packet_end(self, packet: Packet[VideoStream]) -> float:
         at, shift = packet.pts, 0
         if at is None or self._clock == "dts":
             assert self._origin is not None
             at, shift = packet.dts or 0, self._origin - self._first_dts  # a frame has the time of a later packet
-        return at + shift + (packet.duration or self._usual_step)
+        return self._seconds(at + shift + (packet.duration or self._usual_step))
 
 
 def failure_text(error: BaseException) -> str:

@@ -88,18 +88,27 @@ class Preprocessing:
         return problems
 
     @property
-    def clip_seconds(self) -> float:
-        """Seconds of video that a clip covers: num_frames / frame_rate.
+    def sampled_rate(self) -> float:
+        """Sampled frames a second.
 
         Raises:
-            ConfigError: the clip is defined by a frame_stride, so its seconds depend on the file.
+            ConfigError: the model samples by `frame_stride`, so the rate is the file's.
         """
         if self.frame_rate is None:
             raise ConfigError(
-                f"a clip of {self.num_frames} frames with frame_stride {self.frame_stride} has no fixed length in "
+                f"preprocessing.frame_stride={self.frame_stride}: without a frame_rate a clip has no length in "
                 "seconds; set frame_rate instead"
             )
-        return self.num_frames / self.frame_rate
+        return self.frame_rate
+
+    @property
+    def clip_seconds(self) -> float:
+        """How long a clip is: num_frames / frame_rate, seconds.
+
+        Raises:
+            ConfigError: as for `sampled_rate`.
+        """
+        return self.num_frames / self.sampled_rate
 
     def normalize(self, frames: Tensor) -> Tensor:
         """The network's input, float32 (B, 3, T, H, W), on the device of the frames.

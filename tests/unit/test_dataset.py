@@ -1,0 +1,229 @@
+"""Samples are pure functions of (seed, epoch, id); captions, windows and faults are as the design says."""
+
+import collections
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from twinreel.data.clip import Batch, Caption, Clip, Fault
+from twinreel.data.dataset import (
+    ClipDataset,
+    TrainingRules,
+    ViewRules,
+    draw_captions,
+    read_clip,
+    read_training_sample,
+)
+from twinreel.data.loader import FaultLog, collate, load_batches, refuse_missing_videos
+from twinreel.errors import DataError, TrainingError
+from twinreel.models.preprocessing import Preprocessing
+from videos import frame_numbers, make_video
+
+PREP = Preprocessing(num_frames=4, frame_rate=5.0, crop_size=48)
+
+
+def rules(**values):
+    return TrainingRules(**({"preprocessing": PREP, "seed": 1, "num_candidates": 2, "flip": 0.0} | values))
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory):
+    """60 numbered frames at 10 a second: 6 s."""
+    path = tmp_path_factory.mktemp("video") / "numbered.mp4"
+    make_video(path, num_frames=60, frame_rate=10, size=(48, 48))
+    return str(path)
+
+
+def row(video, **values):
+    return Clip(**({"id": "a", "video": video, "captions": (Caption(text="one"),)} | values))
+
+
+def track(*entries):
+    return tuple(Caption(text=t, start_seconds=s, end_seconds=e) for t, s, e in entries)
+
+
+NARRATION = track(("a", 0.0, 1.0), ("b", 1.0, 2.0), ("c", 2.2, 3.0), ("d", 4.0, 5.0), ("e", 5.0, 5.9))
+
+
+def test_a_sample_is_a_pure_function_of_seed_epoch_and_id(video):
+    one = row(video, captions=NARRATION)
+    first = read_training_sample(one, 0, rules())
+    again = read_training_sample(one, 0, rules())
+    assert torch.equal(first.frames, again.frames) and first.captions == again.captions
+    others = [read_training_sample(one, epoch, rules()) for epoch in range(1, 9)]
+    assert any(not torch.equal(first.pts_seconds, other.pts_seconds) for other in others)
+    assert len({tuple(other.captions) for other in others}) > 1
+    assert not torch.equal(
+        read_training_sample(one, 0, rules(seed=2)).pts_seconds,
+        read_training_sample(row(video, captions=NARRATION, id="b"), 0, rules()).pts_seconds,
+    )
+
+
+def test_augmentation_differs_between_samples_and_epochs_and_not_between_workers(video):  # B089
+    rows = [row(video, id=f"id{i}") for i in range(8)]
+    dataset = ClipDataset(rows, rules(flip=0.5, preprocessing=PREP.replace(crop_size=32)))
+    keys = [[(epoch, i) for i in range(8)] for epoch in range(2)]
+    found = {}
+    for workers in (0, 2):
+        batches = list(load_batches(dataset, keys, num_workers=workers))
+        found[workers] = (torch.cat([b.frames for b in batches]), torch.cat([b.flip for b in batches]))
+    assert torch.equal(found[0][0], found[2][0]) and torch.equal(found[0][1], found[2][1])
+    frames, flips = found[0]
+    assert len({frame.numpy().tobytes() for frame in frames}) == 16
+    assert 0 < int(flips.sum()) < 16
+
+
+def test_the_parent_may_read_before_the_workers_start(video):
+    dataset = ClipDataset([row(video, id=str(i)) for i in range(4)], rules())
+    first = dataset[(0, 0)]
+    [batch] = load_batches(dataset, [[(0, 0), (0, 1)]], num_workers=2)
+    assert torch.equal(batch.frames[0], first.frames)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+def test_workers_start_in_every_way(video, start):
+    dataset = ClipDataset([row(video, id=str(i)) for i in range(2)], rules())
+    [batch] = load_batches(dataset, [[(0, 0), (0, 1)]], num_workers=1, worker_start=start)
+    assert torch.equal(batch.frames[1], dataset[(0, 1)].frames)
+
+
+def test_frames_come_from_the_caption_window(video):
+    for epoch in range(30):
+        sample = read_training_sample(row(video, captions=track(("x", 2.0, 4.0))), epoch, rules())
+        assert 2.0 - 0.1 <= sample.pts_seconds[0] <= 4.0 - 0.8 + 1e-6
+        numbers = frame_numbers(sample.frames)
+        assert numbers == [round(float(t) * 10) for t in sample.pts_seconds]
+        assert np.diff(numbers).tolist() == [2, 2, 2]
+
+
+def test_short_windows_are_widened_evenly(video):
+    starts = []
+    for epoch in range(60):
+        sample = read_training_sample(row(video, captions=track(("x", 2.9, 3.1))), epoch, rules(min_window_seconds=2.0))
+        starts.append(float(sample.pts_seconds[0]))
+    assert min(starts) >= 1.9 and max(starts) <= 3.2 + 1e-6
+    assert max(starts) - min(starts) > 0.9
+
+
+def test_candidates_are_the_nearest_captions_and_repeats_are_masked(video):
+    one = row(video, captions=NARRATION)
+    seen = collections.Counter()
+    for seed in range(200):
+        captions, mask, window = draw_captions(one, rules(num_candidates=3), np.random.default_rng(seed))
+        assert mask == [True] * 3
+        seen["".join(captions)] += 1
+        assert window in {(c.start_seconds, c.end_seconds) for c in NARRATION}
+    assert set(seen) <= {"abc", "bcd", "cde"} and len(seen) >= 2
+    captions, mask, _ = draw_captions(one, rules(num_candidates=8), np.random.default_rng(0))
+    assert len(captions) == len(mask) == 8
+    assert sorted(text for text, real in zip(captions, mask, strict=True) if real) == list("abcde")
+
+
+def test_one_candidate_is_the_drawn_caption_itself(video):
+    one = row(video, captions=NARRATION)
+    for seed in range(20):
+        captions, _, window = draw_captions(one, rules(num_candidates=1), np.random.default_rng(seed))
+        assert window == next((c.start_seconds, c.end_seconds) for c in NARRATION if c.text == captions[0])
+
+
+def test_captions_of_the_whole_row_are_drawn_without_repeating(video):
+    one = row(video, captions=tuple(Caption(text=t) for t in "xyz"), start_seconds=1.0, end_seconds=3.0)
+    captions, mask, window = draw_captions(one, rules(num_candidates=2), np.random.default_rng(0))
+    assert len(set(captions)) == 2 and mask == [True, True] and window == (1.0, 3.0)
+    captions, mask, _ = draw_captions(one, rules(num_candidates=4), np.random.default_rng(0))
+    assert sorted(captions) == ["", "x", "y", "z"] and mask == [True, True, True, False]
+
+
+def test_a_clip_longer_than_the_video_repeats_its_last_frame_and_is_counted(video):
+    prep = PREP.replace(num_frames=40)  # 8 s of a 6 s video
+    sample = read_training_sample(row(video), 0, rules(preprocessing=prep))
+    numbers = frame_numbers(sample.frames)
+    assert numbers[:30] == list(range(0, 60, 2)) and set(numbers[30:]) == {59}
+    assert sample.repeated_frames == 10
+    assert collate([sample]).repeated_frames == 10
+
+
+@pytest.mark.parametrize("window", [(6.5, 9.0), (100.0, 103.0)])
+def test_a_window_outside_the_video_is_an_excluded_sample(video, window):
+    one = row(video, start_seconds=window[0], end_seconds=window[1])
+    sample = ClipDataset([one], rules())[(0, 0)]
+    assert sample.fault is not None and "numbered.mp4" in sample.fault.reason
+    assert f"{window[0]:g}" in sample.fault.reason and "6" in sample.fault.reason
+    batch = collate([sample, ClipDataset([row(video)], rules())[(0, 0)]])
+    assert batch.valid.tolist() == [False, True] and not batch.caption_mask[0].any()
+
+
+def test_a_video_that_is_none_is_an_excluded_sample_with_its_reason(tmp_path):
+    broken = tmp_path / "page.mp4"
+    broken.write_text("<html>404</html>")
+    sample = ClipDataset([row(str(broken))], rules())[(0, 0)]
+    assert sample.fault is not None and sample.fault.id == "a" and "page.mp4" in sample.fault.reason
+
+
+def test_a_row_without_caption_is_an_excluded_sample(video):
+    sample = ClipDataset([row(video, captions=())], rules())[(0, 0)]
+    assert "no caption" in sample.fault.reason
+
+
+def test_views_cover_the_row_from_its_first_moment_to_its_last(video):
+    sample = ViewRules(preprocessing=PREP, num_clips=3)(row(video), 0)
+    assert sample.frames.shape == (3, 4, 48, 48, 3)
+    assert [frame_numbers(clip) for clip in sample.frames] == [
+        [0, 2, 4, 6], [26, 28, 30, 32], [52, 54, 56, 58],
+    ]  # fmt: skip
+    inside = ViewRules(preprocessing=PREP, num_clips=2)(row(video, start_seconds=2.0, end_seconds=4.0), 0)
+    assert [frame_numbers(clip)[0] for clip in inside.frames] == [20, 32]
+
+
+def test_read_clip_is_what_evaluation_sees(video):
+    clip = read_clip(video, PREP, start_seconds=3.0)
+    assert clip.shape == (3, 4, 48, 48) and clip.dtype == torch.float32
+    assert frame_numbers(PREP.to_pixels(clip[None])[0]) == [30, 32, 34, 36]
+    assert frame_numbers(PREP.to_pixels(read_clip(video, PREP)[None])[0])[0] == 26
+    with pytest.raises(DataError, match=r"numbered\.mp4"):
+        read_clip(video, PREP, start_seconds=6.5)
+
+
+def batch_of(failed, size=10):
+    faults = [Fault(id=f"bad{i}", video="v", reason=f"reason {i}") for i in range(failed)]
+    valid = torch.tensor([i >= failed for i in range(size)])
+    return Batch(
+        ids=[str(i) for i in range(size)], frames=torch.zeros(size, 1), pts_seconds=torch.zeros(size, 1),
+        flip=valid, valid=valid, captions=[], caption_mask=valid, labels=[], repeated_frames=0, faults=faults,
+    )  # fmt: skip
+
+
+def test_faults_are_written_with_reason_and_stop_a_run_that_has_too_many(tmp_path):
+    log = FaultLog(tmp_path / "faults.jsonl", 0.05, num_rows=10_000)
+    for step in range(50):
+        log.record(batch_of(1), step)  # 10 %, but fewer than 5 % of 1 000 so far
+    with pytest.raises(TrainingError, match=r"51 of the last 510 samples (?s:.*)reason 0"):
+        log.record(batch_of(1), 50)
+    lines = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]
+    assert len(lines) == log.total == 51
+    assert lines[0] == {"step": 0, "id": "bad0", "video": "v", "reason": "reason 0"}
+
+
+def test_few_faults_do_not_stop_a_run_and_a_small_collection_is_judged_by_its_size(tmp_path):
+    log = FaultLog(None, 0.05, num_rows=10_000)
+    for step in range(300):
+        log.record(batch_of(step % 3 == 0), step)  # 3.3 %
+    small = FaultLog(None, 0.05, num_rows=20)
+    small.record(batch_of(1), 0)  # 1 of 20
+    with pytest.raises(TrainingError):
+        small.record(batch_of(1), 1)
+
+
+def test_missing_files_stop_a_run_before_it_starts_only_above_the_limit(tmp_path):
+    good = [row(str(tmp_path / f"{i}.mp4"), id=str(i)) for i in range(19)]
+    for one in good:
+        (tmp_path / f"{one.id}.mp4").touch()
+    missing = [row(str(tmp_path / f"missing{i}.mp4"), id=f"m{i}") for i in range(7)]
+    assert refuse_missing_videos([*good, missing[0]], 0.05) == [missing[0]]
+    with pytest.raises(
+        DataError, match=r"7 of 26 listed videos do not exist \(27%; allowed data.max_faults=5%\)"
+    ) as caught:
+        refuse_missing_videos([*good, *missing], 0.05)
+    assert str(caught.value).count("missing") == 5 and "data.root" in str(caught.value)
