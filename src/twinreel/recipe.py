@@ -104,7 +104,7 @@ class DataSection(_OpenSection):
     source: str = Field("manifest", description="a name of SOURCES, or package.module:function")
     manifest: str | tuple[str, ...] | None = Field(None, description="CSV or JSONL files, for source manifest")
     root: str | None = Field(None, description="folder that paths are relative to; null = the manifest's folder")
-    split: str | None = Field("train", description="rows of this split; null = all rows")
+    split: str | None = Field(None, description="rows of this split; all = every row; null = rows have no split")
     caption_template: str | None = Field(None, description="captions from labels: 'a person is {label}'")
     min_window_seconds: NonNegative = Field(0.0, description="shorter caption windows are widened evenly")
     clip_start: Literal["random", "center", "start"] = Field("random", description="where in the window a clip begins")

@@ -48,8 +48,8 @@ def test_dict_round_trip_through_json():
 
 
 def test_clip_seconds():
-    assert PLAIN.clip_seconds == 0.4
-    with pytest.raises(ConfigError, match="no fixed length in seconds; set frame_rate instead"):
+    assert (PLAIN.clip_seconds, PLAIN.sampled_rate) == (0.4, 5.0)
+    with pytest.raises(ConfigError, match="frame_stride=2: without a frame_rate a clip has no length in seconds; set"):
         _ = PLAIN.replace(frame_stride=2).clip_seconds
 
 

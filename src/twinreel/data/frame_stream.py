@@ -173,7 +173,8 @@ class FrameStream:
         self._lost: str | None = None
         self._last_dts: int | None = None
         lost_ticks = -math.inf
-        before: int | None = None
+        before: int | None = None  # when the frame before appeared, and the last good one
+        shown: int | None = None
         step = 0
         for item in self._pictures():
             if isinstance(item, _Loss):
@@ -186,10 +187,13 @@ class FrameStream:
             # An AVI may count in fields: the distance of two frames is right then, their own duration is not.
             step = ticks - before if self._clock == "dts" and before is not None else item.duration
             step = step or self._usual_step
-            before = ticks
-            if self._lost is not None and not (item.key_frame and ticks > lost_ticks and self._clock != "count"):
+            gap, before = self._lost, ticks
+            if gap is not None and not (item.key_frame and ticks > lost_ticks and self._clock != "count"):
                 continue
-            yield Shown(item, self._seconds(ticks), self._seconds(ticks + step), self._lost)
+            if self._drained and shown is not None and ticks - shown > 1.5 * step and self.missing_bytes:
+                gap = self.lost_at_end  # the frames that the cut took are not all at the end: B-frames come late
+            shown = ticks
+            yield Shown(item, self._seconds(ticks), self._seconds(ticks + step), gap)
             self._lost = None
 
     def _frame_ticks(self, frame: VideoFrame, before: int | None, step: int) -> int:
@@ -216,7 +220,7 @@ class FrameStream:
         Before the first key packet nothing can be decoded (a broadcast that was tuned in to): that is no loss.
         """
         packets = self._container.demux(self.video)
-        started = False
+        started = self._drained = False
         while True:
             try:
                 packet = next(packets)
@@ -231,9 +235,12 @@ class FrameStream:
             if packet.size == 0 and at is not None:
                 continue  # AVI's "the same frame again"; a decoder would take an empty packet for the end
             self._last_dts = packet.dts
+            self._drained = packet.size == 0
             started = started or packet.is_keyframe
-            if packet.is_corrupt and started:
-                yield _Loss("an incomplete packet", at)
+            if started and (packet.is_corrupt or self._is_misplaced(packet)):
+                yield _Loss(
+                    "an incomplete packet" if packet.is_corrupt else "its parts are not where its index says", at
+                )
             try:
                 frames = packet.decode()
             except FAILURES as error:
@@ -245,6 +252,14 @@ class FrameStream:
                 if started or not frame.is_corrupt:
                     started = True
                     yield frame
+
+    def _is_misplaced(self, packet: Packet[VideoStream]) -> bool:
+        """Whether a packet of an AVI is not the one of its index: after damage FFmpeg goes on, counting wrongly."""
+        if self._place is None or packet.size == 0 or packet.dts is None or packet.pos is None:
+            return False
+        entries = self.video.index_entries
+        entry = entries[entries.search_timestamp(packet.dts, any_frame=True)]
+        return (entry.timestamp, entry.size, entry.pos - packet.pos) != (packet.dts, packet.size, self._place)
 
     def _set_clock(self, packet: Packet[VideoStream]) -> None:
         """Decide from the first packet what the times of frames are made of, and refuse an encrypted file."""
@@ -258,6 +273,10 @@ class FrameStream:
         else:
             self._clock = "pts" if packet.pts is not None else "dts"
         self._first_dts = packet.dts or 0
+        self._place: int | None = None  # how far before the data of a packet its index entry points
+        if self._indexed and self._container.format.name == "avi" and packet.pos is not None:
+            self._place = self.video.index_entries[0].pos - packet.pos
+            self._place = None if self._is_misplaced(packet) else self._place
         self._unit = (unit.numerator, unit.denominator)
         self._tick_seconds = float(unit)
         self._usual_step = max(1, round(1 / (self.rate * self._tick_seconds))) if self.rate else 1
