@@ -72,6 +72,7 @@ def make_video(
     pts_seconds: Sequence[float] | None = None,
     time_base: Fraction | None = None,
     rotation: int = 0,
+    mirrored: bool = False,
     first_number: int = 0,
     audio_seconds: float = 0.0,
     container_options: Mapping[str, str] | None = None,
@@ -83,7 +84,8 @@ def make_video(
     `size` is (width, height) as shown. `gop` is the number of frames between key frames, `b_frames` the greatest run
     of B-frames. `pts_seconds` gives each frame its own time (variable rate, first time not 0), in units of
     `time_base` (1 / frame_rate without, 1 / 90000 with `pts_seconds`). `rotation` (90, 180, 270) turns the coded
-    pictures clockwise and writes the display matrix that turns them back. `audio_seconds` adds a silent track.
+    pictures clockwise and writes the display matrix that turns them back; `mirrored` does so with left and right.
+    `audio_seconds` adds a silent track.
     """
     rate = Fraction(frame_rate).limit_denominator(1001)
     base = time_base or (Fraction(1, 90_000) if pts_seconds is not None else 1 / rate)
@@ -97,11 +99,12 @@ def make_video(
         stream.pix_fmt = pix_fmt
         stream.codec_context.time_base = base
         stream.time_base = base
-        if turns:
-            stream.set_display_rotation(rotation)
+        if turns or mirrored:
+            stream.set_display_rotation(rotation, hflip=mirrored)
         audio = _add_audio(container, codec="aac" if audio_seconds else None)
         for index in range(num_frames):
-            image = np.ascontiguousarray(np.rot90(numbered_image(first_number + index, size), -turns))
+            image = np.rot90(numbered_image(first_number + index, size), -turns)
+            image = np.ascontiguousarray(image[:, ::-1] if mirrored else image)
             frame = av.VideoFrame.from_ndarray(image, format="rgb24")
             frame.pts = round(Fraction(pts_seconds[index]) / base)
             frame.time_base = base

@@ -15,7 +15,7 @@ from twinreel.checkpoint import find_checkpoint, read_model_json, read_weights
 from twinreel.config import import_function
 from twinreel.data.clip import Clip
 from twinreel.data.plan import keyed_seed
-from twinreel.data.sources import load_rows
+from twinreel.data.sources import load_rows, source_notes
 from twinreel.errors import CheckpointError, ConfigError
 from twinreel.models import create_model
 from twinreel.models.weights import load_partial
@@ -28,10 +28,12 @@ __all__ = [
     "build_model",
     "build_task",
     "describe_model",
+    "evaluates",
     "evaluation_rows",
     "load_model",
     "load_run",
     "pick_device",
+    "training_notes",
     "training_rows",
 ]
 
@@ -67,6 +69,18 @@ def training_rows(recipe: Recipe) -> list[Clip]:
     """The rows that a recipe trains on."""
     data = recipe.data
     return _rows(data, data.source, data.root, data.split)
+
+
+def training_notes(recipe: Recipe) -> list[str]:
+    """What the training source leaves unused, a line each."""
+    data = recipe.data
+    options = data.options | ({"manifest": data.manifest} if data.source == "manifest" else {})
+    return source_notes(data.source, **options)
+
+
+def evaluates(recipe: Recipe) -> bool:
+    """Whether the recipe names something to be judged by."""
+    return bool(recipe.eval.split or recipe.eval.source or recipe.eval.manifest)
 
 
 def evaluation_rows(recipe: Recipe, section: EvalSection | None = None) -> list[Clip]:
@@ -132,7 +146,7 @@ def build_model(recipe: Recipe, captions: Iterable[str]) -> nn.Module:
         )
     if isinstance(section.weights, dict):
         for prefix, path in section.weights.items():
-            load_partial(model, prefix, path)
+            load_partial(model, prefix, path, scope=section.weights_scope)
     return model
 
 
@@ -186,12 +200,13 @@ def model_from_checkpoint(path: Path) -> nn.Module:
     """The model of a checkpoint, in eval mode, on the CPU; strict."""
     saved: Mapping[str, Any] = read_model_json(path)
     vocabulary = Vocabulary.load(path / "vocabulary.json") if saved["has_vocabulary"] else None
-    model = create_model(saved["name"], vocabulary=vocabulary, preprocessing=saved["preprocessing"], **saved["options"])
-    try:
-        model.load_state_dict(read_weights(path), strict=True)
-    except RuntimeError as error:
-        raise CheckpointError(f"{path}: the weights do not fit {saved['name']}: {error}") from error
-    return model.eval()
+    return create_model(
+        saved["name"],
+        weights=read_weights(path),
+        vocabulary=vocabulary,
+        preprocessing=saved["preprocessing"],
+        **saved["options"],
+    )
 
 
 def load_model(folder: str | Path, checkpoint: str | None = None) -> nn.Module:

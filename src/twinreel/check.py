@@ -15,14 +15,24 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from twinreel.assembly import build_model, build_task, pick_device, training_rows
+from twinreel.assembly import (
+    build_model,
+    build_task,
+    evaluates,
+    evaluation_rows,
+    pick_device,
+    training_notes,
+    training_rows,
+)
 from twinreel.data.captions import collection_captions
 from twinreel.data.clip import Batch
 from twinreel.data.dataset import ClipDataset
 from twinreel.data.loader import load_batches, refuse_missing_videos
+from twinreel.data.manifest import missing_videos
 from twinreel.data.plan import Plan
 from twinreel.data.transforms import network_input
-from twinreel.errors import DataError
+from twinreel.errors import ConfigError, DataError
+from twinreel.evaluation import build_gallery
 from twinreel.models.preprocessing import Preprocessing
 from twinreel.recipe import Recipe
 from twinreel.training import training_rules
@@ -83,6 +93,7 @@ def check_recipe(recipe: Recipe, sheet: Path) -> CheckResult:
     facts = {
         "rows": len(rows),
         "missing_files": len(missing),
+        **_evaluation_facts(recipe),
         "captions": len(captions),
         **_vocabulary_facts(model, captions),
         "steps_per_epoch": plan.steps_per_epoch,
@@ -97,7 +108,7 @@ def check_recipe(recipe: Recipe, sheet: Path) -> CheckResult:
         "compute_seconds": f"{compute_seconds:.2f} forward and backward",
         "contact_sheet": str(sheet),
     }
-    warnings = [f"{fault.reason}" for fault in batch.faults[:5]]
+    warnings = [*training_notes(recipe), *(fault.reason for fault in batch.faults[:5])]
     if batch.repeated_frames > batch.pts_seconds.numel() / 4:
         warnings.append("more than a quarter of the frames repeat the last one: clips are longer than these videos")
     if without:
@@ -105,6 +116,15 @@ def check_recipe(recipe: Recipe, sheet: Path) -> CheckResult:
     if not math.isfinite(loss.item()):
         warnings.append("the loss is not finite")
     return CheckResult(facts=facts, warnings=warnings)
+
+
+def _evaluation_facts(recipe: Recipe) -> dict[str, Any]:
+    if not evaluates(recipe):
+        return {"evaluation": "none (set eval.split, eval.manifest or eval.source)"}
+    rows = evaluation_rows(recipe)
+    gallery = build_gallery(rows, merge_equal_captions=recipe.eval.merge_equal_captions)
+    missing = len(missing_videos(rows))
+    return {"evaluation": f"{len(gallery.queries)} queries, {len(gallery.candidates)} videos, {missing} files missing"}
 
 
 def _first_batch(recipe: Recipe, rows: Sequence[Any], plan: Plan, model: torch.nn.Module) -> Batch:
@@ -134,6 +154,9 @@ def draw_contact_sheet(batch: Batch, video: Tensor, preprocessing: Preprocessing
         video: network input (B, 3, T, S, S), as the model gets it, mirrored and normalized.
         preprocessing: undoes the normalizing, for the picture only.
         path: PNG.
+
+    Raises:
+        ConfigError: it cannot be written there.
     """
     pixels = preprocessing.to_pixels(video[:SHEET_ROWS].float().cpu())
     chosen = torch.linspace(0, pixels.shape[1] - 1, min(SHEET_FRAMES, pixels.shape[1])).long().tolist()
@@ -161,5 +184,8 @@ def draw_contact_sheet(batch: Batch, video: Tensor, preprocessing: Preprocessing
         letters = side * len(chosen) // 6 - 2
         pen.text((3, row * height + side + 2), f"{note}{batch.ids[row]}"[:letters], fill="black")
         pen.text((3, row * height + side + 17), captions[:letters], fill="black")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sheet.save(path)
+    except (OSError, ValueError) as error:  # ValueError: a suffix that Pillow does not know
+        raise ConfigError(f"{path}: the contact sheet cannot be written: {error}; choose another --out") from error

@@ -7,6 +7,7 @@ a traceback. Exit codes: 0 done, 2 mend it, 1 our bug, 143 stopped by SIGTERM wi
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import traceback
@@ -36,6 +37,10 @@ Checkpoint = Annotated[str | None, typer.Option(help="last, best or step_N; defa
 
 def main() -> None:
     """Run the command line and exit."""
+    # Torch's threads sleep instead of spinning while they wait for each other: on cores that are shared with reader
+    # processes or neighbors a step takes half the time. Read when torch is imported, which the verbs do later.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    code = 0
     try:
         app(args=_resume_value(sys.argv[1:]))
     except TwinreelError as error:
@@ -188,7 +193,7 @@ def predict(
     videos: Annotated[list[str], typer.Argument(metavar="VIDEO...")],
     sentence: Annotated[list[str] | None, typer.Option(help="a sentence to choose from; repeatable")] = None,
     sentences: Annotated[Path | None, typer.Option(help="a file, one sentence a line")] = None,
-    top: Annotated[int, typer.Option(help="how many a video")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="how many a video")] = 5,
     checkpoint: Checkpoint = None,
     as_json: Json = False,
 ) -> None:
@@ -250,7 +255,7 @@ def embed(
 def search(
     index: str,
     sentence: str,
-    top: Annotated[int, typer.Option(help="how many answers")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="how many answers")] = 5,
     as_json: Json = False,
 ) -> None:
     """Find the seconds of the videos that a sentence means."""
@@ -268,6 +273,8 @@ def _rows(source: str, root: str | None, split: str | None) -> list[Clip]:
     from twinreel.data.manifest import read_folder, read_manifest
 
     if Path(source).is_dir():
+        if root is not None or split not in (None, "all"):
+            raise ConfigError(f"{source} is a folder: --root and --split go with a manifest; leave them out")
         return read_folder(source)
     return list(read_manifest(source, root=root, split=None if split == "all" else split))
 

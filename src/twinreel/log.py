@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from twinreel.data.clip import Batch
+from twinreel.errors import ConfigError
 
 __all__ = ["Meter", "Progress", "RunLog", "format_seconds", "peak_memory_gb"]
 
@@ -83,7 +84,10 @@ class RunLog:
         self.writer: Any = None
         if folder is None:
             return
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{folder}: no run folder can be made there: {error.strerror}; choose another") from error
         if resume_step is not None:
             _cut_back(folder / "metrics.jsonl", resume_step)
         from torch.utils.tensorboard import SummaryWriter  # half a second, paid only by runs

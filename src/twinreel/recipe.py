@@ -235,8 +235,10 @@ def build_recipe(tree: Tree) -> Recipe:
             values = tree.values[section]
             free = {name: value for name, value in values.items() if name not in known[section]}
             checked = check_options(tree, section, chosen, free, reserved=RESERVED[section], fields=known[section])
-            inherits = section == "eval" and values.get("source") is None
-            values.update(free if inherits else checked)
+            # What is left out here is not the signature's default: eval inherits from data, sizes come with weights.
+            open_ended = section == "eval" and values.get("source") is None
+            open_ended |= section == "model" and isinstance(values.get("weights"), str)
+            values.update({name: checked[name] for name in free if name in checked} if open_ended else checked)
     _check_manifest(tree)
     recipe = validate(tree, Recipe, known)
     return _with_whole_preprocessing(recipe)

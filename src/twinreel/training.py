@@ -24,9 +24,11 @@ from twinreel.assembly import (
     build_model,
     build_task,
     describe_model,
+    evaluates,
     evaluation_rows,
     model_from_checkpoint,
     pick_device,
+    training_notes,
     training_rows,
 )
 from twinreel.checkpoint import (
@@ -139,6 +141,8 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
             log.say(f"{run} is finished ({state.step} of {parts.total_steps} steps): nothing to do")
             return TrainResult(folder=run, steps=state.step, total_steps=parts.total_steps)
         _write_run_files(run, recipe)
+        for note in training_notes(recipe):
+            log.say(note)
         log.say(_start_line(recipe, parts, state))
         faults = FaultLog(run / "faults.jsonl", recipe.data.max_faults, len(parts.rows))
         micro_batch_size = recipe.train.micro_batch_size or recipe.train.global_batch_size
@@ -259,8 +263,7 @@ def _build(recipe: Recipe, checkpoint: Path | None) -> _Parts:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     rows = training_rows(recipe)
-    evaluates = recipe.eval.split or recipe.eval.source or recipe.eval.manifest
-    eval_rows = evaluation_rows(recipe) if evaluates else []
+    eval_rows = evaluation_rows(recipe) if evaluates(recipe) else []
     missing = refuse_missing_videos(rows, recipe.data.max_faults)
     plan = Plan(num_rows=len(rows), seed=recipe.train.seed, global_batch_size=recipe.train.global_batch_size)
     total_steps = recipe.train.num_steps or (recipe.train.num_epochs or 0) * plan.steps_per_epoch
@@ -478,8 +481,9 @@ def _start_line(recipe: Recipe, parts: _Parts, state: _State) -> str:
         f"rows {len(parts.rows)} (evaluated on {len(parts.eval_rows)}), missing files {len(parts.missing)}, "
         f"{parts.plan.steps_per_epoch} steps an epoch ({left_out} rows wait for a later epoch, others each time), "
         f"{parts.total_steps} steps in all",
-        f"processes 1 on {parts.device}, global batch {train.global_batch_size} = {train.global_batch_size // micro} x "
-        f"{micro}, {negatives} negative captions a clip, precision {train.precision}, seed {train.seed}",
+        f"global batch {train.global_batch_size} = 1 process x {train.global_batch_size // micro} micro-batches x "
+        f"{micro} clips on {parts.device}, {negatives} negative captions a clip, precision {train.precision}, "
+        f"seed {train.seed}",
         f"a clip is {prep.num_frames} frames at {prep.frame_rate:g} a second = {prep.clip_seconds:g} s, "  # type: ignore[union-attr]
         f"{prep.crop_size} x {prep.crop_size} pixels",  # type: ignore[union-attr]
         f"learning rate first {rates[0]:.3g}, highest {rates[1]:.3g}, last {rates[2]:.3g} ({recipe.optim.name}, "

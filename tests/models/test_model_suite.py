@@ -201,12 +201,12 @@ def test_weight_init():
 
 
 def test_s3dg_refuses_arguments_out_of_range():
-    from twinreel.models.s3dg import S3DG, SMALL_STRIDES
+    from twinreel.models.s3dg import S3DG
 
     with pytest.raises(ConfigError, match=r"must be above 0; got 0 and 1\.0"):
         S3DG(0)
-    with pytest.raises(ConfigError, match="five strides"):
-        S3DG(8, space_to_depth=True, strides=SMALL_STRIDES)
+    with pytest.raises(ConfigError, match=r"must be above 0; got 8 and -1"):
+        S3DG(8, width=-1)
 
 
 def naive_pool(features: Tensor, kernel: tuple[int, int, int], stride: tuple[int, int, int]) -> Tensor:

@@ -198,6 +198,20 @@ def test_frozen_parts_do_not_change_nor_their_statistics(tmp_path, videos):
         assert torch.equal(value, after[name]) == name.startswith("video_tower"), name
 
 
+def test_word_vectors_stay_frozen_through_a_resume_without_their_file(tmp_path, videos):
+    rows = training.training_rows(recipe(videos))
+    words = len(training.build_model(recipe(videos), training.collection_captions(rows)).vocabulary)
+    torch.save(torch.randn(words + 1, 12), tmp_path / "word2vec.pth")
+    settings = [f"model.word_vectors={tmp_path / 'word2vec.pth'}", "model.word_embedding_size=12"]
+    train(recipe(videos, *settings), tmp_path / "whole", quiet=True)
+    (tmp_path / "word2vec.pth").unlink()
+    before = weights_of(tmp_path / "whole")
+    train(recipe(videos, *settings), tmp_path / "whole", resume="step_2", quiet=True)
+    assert_same(before, weights_of(tmp_path / "whole"))
+    first = weights_of(tmp_path / "whole", "step_2")["text_tower.word_embd.weight"]
+    assert torch.equal(first, before["text_tower.word_embd.weight"])
+
+
 def test_starting_weights_of_one_tower(tmp_path, videos):
     train(recipe(videos), tmp_path / "a", quiet=True)
     weights = find_checkpoint(tmp_path / "a")[0] / "weights.safetensors"
@@ -225,7 +239,7 @@ def test_the_run_folder_says_what_happened(tmp_path, videos):
     assert trained[0]["learning_rate"] == pytest.approx(2e-3 * 0.1)
     assert [line["step"] for line in lines if line["kind"] == "eval"] == [3, 6]
     log = (run / "log.txt").read_text()
-    for words in ("rows 8", "global batch 4 = 1 x 4", "12 negative captions a clip", "4 frames at 8 a second = 0.5 s",
+    for words in ("rows 8", "global batch 4 = 1 process x 1 micro-batches x 4 clips on cpu", "12 negative captions a clip", "4 frames at 8 a second = 0.5 s",
                   "learning rate first 0.0002, highest 0.002", "trained, 0 frozen", "from step 0"):  # fmt: skip
         assert words in log, words
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

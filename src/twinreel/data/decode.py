@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from av.sidedata.sidedata import SideDataContainer
 from av.sidedata.sidedata import Type as SideDataType
 from av.video.frame import VideoFrame
 from av.video.reformatter import Interpolation, VideoReformatter
@@ -193,8 +194,14 @@ class VideoReader:
         warnings = list(self._stream.warnings)
         if start < 0:
             warnings.append(f"{asked} starts before the video")
-        if end_seconds is not None and self._peek() is None and end > self._end_seconds() + self._stream.tolerance:
-            warnings.append(f"{asked} ends after the video, which has {self._end_seconds():.3f} s")
+        if (
+            end_seconds is not None
+            and end > self._current.end_seconds + self._stream.tolerance
+            and self._peek() is None
+        ):
+            duration = self._stream.duration_seconds
+            if end > duration + self._stream.tolerance:
+                warnings.append(f"{asked} ends after the video, which has {duration:.3f} s")
         data = torch.from_numpy(np.stack([picture for picture, _ in chosen]))
         return Frames(data, torch.tensor([pts for _, pts in chosen], dtype=torch.float64), tuple(warnings))
 
@@ -232,7 +239,7 @@ class VideoReader:
         gap = self._stream.lost_at_end if upcoming is None else upcoming.gap
         if gap and latest >= self._current.end_seconds:
             raise self._damaged(asked, gap, self._current.end_seconds, upcoming)
-        if upcoming is not None or seconds < self._end_seconds():
+        if upcoming is not None or seconds < self._current.end_seconds or seconds < self._stream.duration_seconds:
             return False
         if not hold:
             raise self._outside(asked)
@@ -248,10 +255,6 @@ class VideoReader:
         if gap and seconds > self._current.end_seconds + self._stream.tolerance:
             raise self._damaged(asked, gap, self._current.end_seconds, upcoming)
         return upcoming is not None and upcoming.pts_seconds < seconds - self._stream.tolerance
-
-    def _end_seconds(self) -> float:
-        """When the last frame, which must be the current one, leaves."""
-        return max(self._current.end_seconds, self._stream.declared_seconds or 0.0)
 
     def _picture(self, frame: VideoFrame) -> NDArray[np.uint8]:
         """The frame as shown: uint8 (H, W, 3) RGB."""
@@ -287,8 +290,8 @@ class VideoReader:
 
 def _orientation(frame: VideoFrame) -> tuple[bool, tuple[slice, slice]]:
     """Whether to transpose a picture, and how to flip its rows and columns then, so that it is as shown."""
-    side_data: Any
-    for side_data in frame.side_data:
+    side_data_of: Any = SideDataContainer  # frame.side_data is the same, but ties the frame into a reference cycle
+    for side_data in side_data_of(frame):
         if side_data.type == SideDataType.DISPLAYMATRIX:
             a, b, _, c, d = np.frombuffer(side_data, np.int32)[:5].tolist()
             transposed = abs(b) + abs(c) > abs(a) + abs(d)

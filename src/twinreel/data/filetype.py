@@ -21,8 +21,8 @@ _MP4_PARTS = (b"moov", b"moof", b"mdat")
 _EBML, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 
 
-def describe_file(path: str | os.PathLike[str]) -> str:
-    """A phrase that says what is at `path`, for errors: 'an HTML page, not a video'. Never raises."""
+def describe_file(path: str | os.PathLike[str]) -> str | None:
+    """What is at `path` if it is plainly no video, for errors: 'an HTML page, not a video'; else None. Never raises."""
     name = Path(path)
     try:
         if not name.exists():
@@ -33,7 +33,7 @@ def describe_file(path: str | os.PathLike[str]) -> str:
             head = file.read(4096)
         if not head:
             return "an empty file (0 bytes)"
-        return _describe_bytes(head) or _describe_mp4(name) or f"not a video that FFmpeg knows (begins {head[:12]!r})"
+        return _describe_bytes(head) or _describe_mp4(name)
     except OSError as error:
         return f"not readable ({error.strerror})"
 
@@ -88,7 +88,7 @@ def _describe_mp4(path: Path) -> str | None:
         if file.read(8)[4:] not in _MP4_STARTS:
             return None
     if b"moov" in {kind for kind, _ in _boxes(path)}:
-        return "an MP4 file that FFmpeg can't read"
+        return None
     return "an MP4 file without its index (no moov box): a download or a recording that was cut short"
 
 

@@ -31,10 +31,13 @@ __all__ = ["FAILURES", "FrameStream", "Shown", "failure_text"]
 FAILURES = (av.FFmpegError, OSError, ValueError, RuntimeError)  # what PyAV raises about a file
 _MP4 = "mov,mp4,m4a,3gp,3g2,mj2"
 _INDEXED_FORMATS = (_MP4, "avi")  # FFmpeg reads their whole index when it opens them
+_WITHOUT_PTS = ("avi", "matroska,webm")  # Matroska only where it wraps the codecs of an AVI
+_SPARSE_TIMES = ("mpeg",)  # most packets have none: what is guessed for them after a seek is not what it was before
 _NOT_VIDEOS = ("concat", "hls", "dash", "image2", "tty")  # lists of other files; and `*_pipe`, single images
 _NO_VIDEO = Disposition.attached_pic.value | Disposition.timed_thumbnails.value
 _DEFAULT = Disposition.default.value
 _GEN_PTS = 0x1  # AVFMT_FLAG_GENPTS, which PyAV sets
+_SILENT_DECODERS = ("h264", "hevc")  # they leave out what they can't decode
 _SEEK_BACK_SECONDS = (0.0, 1.0, 4.0, 16.0, 64.0)  # a seek that lands late is tried again from so much earlier
 _SEEK_WORTH_FRAMES = 6  # a seek costs about as much as decoding this many frames, most of it the decoder's delay
 
@@ -55,6 +58,39 @@ class _Loss:
 
     reason: str
     ticks: int | None
+
+
+class _Expected:
+    """Frames that must still come because their packets went in; `times` are theirs.
+
+    Decoders of H.264 and HEVC leave out what they can't decode, without an error.
+    """
+
+    def __init__(self, watched: bool) -> None:
+        self.times: set[int] = set()
+        self._watched = watched
+        self._first_key: int | None = None
+        self._begun = False
+
+    def send(self, packet: Packet[VideoStream]) -> None:
+        """Note a packet. Frames shown before the first key frame need what came before it, and don't count."""
+        if not self._watched or packet.pts is None or packet.is_discard:
+            return
+        if self._first_key is None and packet.is_keyframe:
+            self._first_key = packet.pts
+        if self._first_key is not None and packet.pts >= self._first_key:
+            self.times.add(packet.pts)
+
+    def take(self, frame: VideoFrame) -> int | None:
+        """Note a frame; the latest time before it at which one should have come, None if all are there."""
+        if not self.times or frame.pts is None:
+            return None
+        gone = [time for time in self.times if time < frame.pts]
+        self.times.difference_update(gone, (frame.pts,))
+        # Fields may come in packets of their own. A first frame that is no key frame was refreshed bit by bit.
+        excused = frame.interlaced_frame or not (self._begun or frame.key_frame)
+        self._begun = True
+        return None if excused else max(gone, default=None)
 
 
 class FrameStream:
@@ -124,7 +160,7 @@ class FrameStream:
     def seek_helps(self, shown: Shown, seconds: float) -> bool:
         """Whether a key frame lies far enough ahead of `shown`, at or before `seconds`, that a seek saves decoding."""
         frame_seconds = shown.end_seconds - shown.pts_seconds
-        if self._clock == "count" or seconds < shown.end_seconds + _SEEK_WORTH_FRAMES * frame_seconds:
+        if not self._seekable or seconds < shown.end_seconds + _SEEK_WORTH_FRAMES * frame_seconds:
             return False
         entries = self.video.index_entries
         position = entries.search_timestamp(self._ticks_at(seconds))
@@ -140,7 +176,7 @@ class FrameStream:
         It is the first frame of the file if no other can be reached.
         """
         for back in _SEEK_BACK_SECONDS:
-            if self._clock == "count" or (back and back >= seconds):
+            if not self._seekable or (back and back >= seconds):
                 break
             landed = self._land(seconds - back)
             if landed is not None and landed.pts_seconds <= seconds + self.tolerance:
@@ -220,6 +256,7 @@ class FrameStream:
         Before the first key packet nothing can be decoded (a broadcast that was tuned in to): that is no loss.
         """
         packets = self._container.demux(self.video)
+        expected = _Expected(self.video.codec_context.name in _SILENT_DECODERS and self._clock in (None, "pts"))
         started = self._drained = False
         while True:
             try:
@@ -236,6 +273,7 @@ class FrameStream:
                 continue  # AVI's "the same frame again"; a decoder would take an empty packet for the end
             self._last_dts = packet.dts
             self._drained = packet.size == 0
+            expected.send(packet)
             started = started or packet.is_keyframe
             if started and (packet.is_corrupt or self._is_misplaced(packet)):
                 yield _Loss(
@@ -249,9 +287,15 @@ class FrameStream:
                     yield _Loss(self._trouble, at)
                 continue
             for frame in frames:
-                if started or not frame.is_corrupt:
-                    started = True
-                    yield frame
+                if frame.is_corrupt and not started:
+                    continue
+                missing = expected.take(frame)
+                if missing is not None:
+                    yield _Loss("frames are missing", missing)
+                started = True
+                yield frame
+            if self._drained and expected.times:
+                yield _Loss("frames are missing", max(expected.times))
 
     def _is_misplaced(self, packet: Packet[VideoStream]) -> bool:
         """Whether a packet of an AVI is not the one of its index: after damage FFmpeg goes on, counting wrongly."""
@@ -272,13 +316,13 @@ class FrameStream:
             self.warnings[f"the file stores no times: frames are counted at its {float(rate):g} Hz"] = None
         else:
             self._clock = "pts" if packet.pts is not None else "dts"
-        self._first_dts = packet.dts or 0
         self._place: int | None = None  # how far before the data of a packet its index entry points
         if self._indexed and self._container.format.name == "avi" and packet.pos is not None:
             self._place = self.video.index_entries[0].pos - packet.pos
             self._place = None if self._is_misplaced(packet) else self._place
         self._unit = (unit.numerator, unit.denominator)
         self._tick_seconds = float(unit)
+        self._seekable = self._clock != "count" and self._container.format.name not in _SPARSE_TIMES
         self._usual_step = max(1, round(1 / (self.rate * self._tick_seconds))) if self.rate else 1
         # Files round times to their ticks: a frame belongs to a time that it misses by less than that.
         self.tolerance = min(self._tick_seconds, 1e-3, 0.25 / self.rate if self.rate else math.inf) + 1e-9
@@ -362,8 +406,8 @@ class FrameStream:
     def _packet_end(self, packet: Packet[VideoStream]) -> float:
         at, shift = packet.pts, 0
         if at is None or self._clock == "dts":
-            assert self._origin is not None
-            at, shift = packet.dts or 0, self._origin - self._first_dts  # a frame has the time of a later packet
+            # A frame carries the time of the packet that pushed it out of the decoder.
+            at, shift = packet.dts or 0, self.video.codec_context.reorder_depth * self._usual_step
         return self._seconds(at + shift + (packet.duration or self._usual_step))
 
 
@@ -378,11 +422,14 @@ def _open(path: str) -> InputContainer:
         # The prefix keeps a colon in a path from being taken for the end of a protocol.
         container = av.open(f"file:{path}", options={"protocol_whitelist": "file"}, metadata_errors="replace")
     except FAILURES as error:
-        raise DataError(f"{path}: can't be read as a video: {describe_file(path)}") from error
-    if container.format.name in _NOT_VIDEOS or container.format.name.endswith("_pipe"):
+        what = describe_file(path) or f"FFmpeg says: {failure_text(error)}"
+        raise DataError(f"{path}: can't be read as a video: {what}") from error
+    name = container.format.name
+    if name in _NOT_VIDEOS or name.endswith("_pipe"):
         container.close()
-        raise DataError(f"{path}: can't be read as a video: {describe_file(path)}")
-    container.flags &= ~_GEN_PTS  # invented times are wrong for packed B-frames
+        raise DataError(f"{path}: can't be read as a video: {describe_file(path) or name}")
+    if name in _WITHOUT_PTS:
+        container.flags &= ~_GEN_PTS  # the times that it would invent are wrong for packed B-frames
     return container
 
 
@@ -390,6 +437,8 @@ def _video_stream(container: InputContainer, path: str) -> VideoStream:
     """The default video stream, set up to be decoded alone and in one thread; cover pictures are no video."""
     streams = [stream for stream in container.streams.video if not stream.disposition.value & _NO_VIDEO]
     if not streams:
+        if what := describe_file(path):
+            raise DataError(f"{path}: can't be read as a video: {what}")
         kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
         raise DataError(f"{path}: no video stream (the file holds: {kinds})")
     chosen = next((stream for stream in streams if stream.disposition.value & _DEFAULT), streams[0])

@@ -1,7 +1,7 @@
 """A plain 3-D ConvNet for small videos and CPUs: the video tower of `twinreel demo`.
 
 Not from a paper. Its first two layers keep every frame, because motion over a few pixels is all that the demo's actions
-differ in; a network that halves time at once learns only colors there.
+differ in.
 """
 
 from __future__ import annotations

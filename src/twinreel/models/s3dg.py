@@ -2,13 +2,11 @@
 
 An Inception network whose 3 x 3 x 3 convolutions are split into space and time, with self gating. Sub-modules have the
 names of the authors' code, so that their weights load. Both of its first layers are here: a 3 x 7 x 7 convolution, and
-2 x 4 x 4 after space-to-depth (the released `s3d_howto100m.pth`). What differs: the first layer, width and strides are
+2 x 4 x 4 after space-to-depth (the released `s3d_howto100m.pth`). What differs: the first layer and the width are
 constructor arguments, and it runs on any device. Numbers are compared in tests/parity/test_milnce_s3dg.py.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +20,6 @@ from twinreel.models.two_towers import TwoTowers
 from twinreel.text import Vocabulary
 
 __all__ = ["S3DG", "s3dg", "s3dg_small"]
-
-# Of conv1 and the pools 2a, 3a, 4a, 5a, in time, height, width.
-STRIDES: tuple[Triple, ...] = ((2, 2, 2), (1, 2, 2), (1, 2, 2), (2, 2, 2), (2, 2, 2))
-SMALL_STRIDES: tuple[Triple, ...] = ((1, 2, 2), (1, 2, 2), (1, 1, 1), (2, 2, 2), (2, 2, 2))
 
 
 class ConvUnit(nn.Module):
@@ -133,7 +127,6 @@ class S3DG(nn.Module):
         embedding_size: size of the joint space.
         space_to_depth: the first layer of the released weights; T, H and W must then be even.
         width: every channel count times this, rounded to a multiple of 8, at least 8 (1.0 = the paper).
-        strides: of conv1 and the pools 2a, 3a, 4a and 5a; with `space_to_depth` conv1 has (2, 2, 2).
         weight_init: `uniform` or `kaiming_normal`, see `layers.initialize`.
 
     Raises:
@@ -146,36 +139,31 @@ class S3DG(nn.Module):
         space_to_depth: bool = False,
         width: float = 1.0,
         *,
-        strides: tuple[Triple, ...] = STRIDES,
         weight_init: WeightInit = "uniform",
     ) -> None:
         super().__init__()
         if embedding_size < 1 or not width > 0:
             raise ConfigError(f"S3DG: embedding_size and width must be above 0; got {embedding_size} and {width}")
-        if len(strides) != 5 or (space_to_depth and strides[0] != (2, 2, 2)):
-            raise ConfigError(f"S3DG: five strides, the first (2, 2, 2) with space_to_depth; got {strides}")
         self.embedding_size, self.space_to_depth = embedding_size, space_to_depth
-        time, height, width_steps = (math.prod(steps) for steps in zip(*strides, strict=True))
-        self.total_stride: Triple = (time, height, width_steps)
         stem, middle = _scaled(64, width), _scaled(192, width)
         if space_to_depth:
             self.conv1 = ConvUnit(24, stem, (2, 4, 4), padding=(1, 2, 2))
         else:
-            self.conv1 = ConvUnit(3, stem, (3, 7, 7), stride=strides[0], padding=(1, 3, 3))
-        self.maxpool_2a = SamePool((1, 3, 3), strides[1])
+            self.conv1 = ConvUnit(3, stem, (3, 7, 7), stride=(2, 2, 2), padding=(1, 3, 3))
+        self.maxpool_2a = SamePool((1, 3, 3), (1, 2, 2))
         self.conv_2b = ConvUnit(stem, stem)
         self.conv_2c = ConvUnit(stem, middle, (3, 3, 3), padding=(1, 1, 1), separable=True)
         self.gating = SelfGating(middle)
-        self.maxpool_3a = SamePool((1, 3, 3), strides[2])
+        self.maxpool_3a = SamePool((1, 3, 3), (1, 2, 2))
         self.mixed_3b = MixedBlock(middle, (64, 96, 128, 16, 32, 32), width)
         self.mixed_3c = MixedBlock(self.mixed_3b.out_channels, (128, 128, 192, 32, 96, 64), width)
-        self.maxpool_4a = SamePool((3, 3, 3), strides[3])
+        self.maxpool_4a = SamePool((3, 3, 3), (2, 2, 2))
         self.mixed_4b = MixedBlock(self.mixed_3c.out_channels, (192, 96, 208, 16, 48, 64), width)
         self.mixed_4c = MixedBlock(self.mixed_4b.out_channels, (160, 112, 224, 24, 64, 64), width)
         self.mixed_4d = MixedBlock(self.mixed_4c.out_channels, (128, 128, 256, 24, 64, 64), width)
         self.mixed_4e = MixedBlock(self.mixed_4d.out_channels, (112, 144, 288, 32, 64, 64), width)
         self.mixed_4f = MixedBlock(self.mixed_4e.out_channels, (256, 160, 320, 32, 128, 128), width)
-        self.maxpool_5a = SamePool((2, 2, 2), strides[4])
+        self.maxpool_5a = SamePool((2, 2, 2), (2, 2, 2))
         self.mixed_5b = MixedBlock(self.mixed_4f.out_channels, (256, 160, 320, 32, 128, 128), width)
         self.mixed_5c = MixedBlock(self.mixed_5b.out_channels, (384, 192, 384, 48, 128, 128), width)
         self.feature_size = self.mixed_5c.out_channels
@@ -193,7 +181,7 @@ class S3DG(nn.Module):
         Raises:
             ConfigError: not a float video (B, 3, T, H, W), odd sizes with space_to_depth, or too small to train on.
         """
-        check_video(video, "S3D-G", self.total_stride, training=self.training)
+        check_video(video, "S3D-G", (8, 32, 32), training=self.training)
         features: Tensor = self.maxpool_2a(self._stem(video))
         features = self.gating(self.conv_2c(self.conv_2b(features)))
         features = self.mixed_3c(self.mixed_3b(self.maxpool_3a(features)))
@@ -282,11 +270,11 @@ def s3dg_small(
 ) -> TwoTowers:
     """S3D-G at a quarter of the width for small videos on a CPU: 0.6 million parameters in the video tower.
 
-    Its first layer keeps every frame and its pool 3a every position, so that small motion survives. Reads 8 frames at
-    8 a second, 112 x 112, values 0 to 1. The other options are those of `s3dg`.
+    Everything else is as in `s3dg`; its first layer is 3 x 7 x 7. Reads 8 frames at 8 a second, 112 x 112, values
+    0 to 1.
     """
     return TwoTowers(
-        video_tower=S3DG(embedding_size, width=0.25, strides=SMALL_STRIDES, weight_init=weight_init),
+        video_tower=S3DG(embedding_size, width=0.25, weight_init=weight_init),
         text_tower=build_text_tower(
             text_tower,
             embedding_size=embedding_size,
