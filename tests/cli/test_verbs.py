@@ -1,6 +1,7 @@
 """Every verb through the real entry point: what is on stdout, what on stderr, the exit code, the JSON."""
 
 import json
+import re
 import signal
 import time
 
@@ -104,7 +105,8 @@ def test_check_says_what_it_found_and_draws_it(trained, tmp_path):
         "rows": "8", "missing files": "0", "captions": "56", "steps per epoch": "2", "network input": "4x3x4x32x32",
         "unreadable": "0 of the first 4 samples", "contact sheet": str(tmp_path / "sheet.png"),
     }.items()  # fmt: skip
-    assert Image.open(tmp_path / "sheet.png").size == (4 * 112, 4 * (112 + 34))
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.size == (4 * 112, 4 * (112 + 34))
     read = json.loads(twinreel("check", *trained.recipe, "--out", tmp_path / "again.png", "--json").out)
     assert read["warnings"] == [] and read["facts"]["rows"] == 8
     assert (tmp_path / "again.png").read_bytes() == (tmp_path / "sheet.png").read_bytes()
@@ -199,7 +201,7 @@ def test_a_killed_run_goes_on_and_equals_an_undisturbed_one(trained, own_towers,
 
     resumed = twinreel("train", *recipe, "--out", "run", "--resume")
     assert resumed.code == 0, resumed
-    assert "going on from step 3" in resumed.err or "going on from step 6" in resumed.err
+    assert re.search(r"going on from step [3-9]", resumed.err), resumed.err
     assert twinreel("train", *recipe, "--out", "whole").code == 0
     same_runs(tmp_path / "whole", tmp_path / "run")
 

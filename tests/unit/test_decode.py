@@ -487,7 +487,8 @@ def test_a_file_that_was_cut_short_gives_its_whole_frames_only(make_video: MakeV
     good = read_frames(whole).data
     content = whole.read_bytes()
     path = whole.with_name(f"cut{whole.suffix}")
-    for cut in range(len(content) // 2, len(content) * 3 // 4, 97):
+    places = packets_of(whole)
+    for cut in range(places[15][0], places[40][0], 97):
         path.write_bytes(content[:cut])
         assert missing_bytes(path) == len(content) - cut
         assert f"cut short: {len(content) - cut} bytes are missing" in probe(path).warnings[-1]
@@ -502,7 +503,7 @@ def test_a_file_that_was_cut_short_gives_its_whole_frames_only(make_video: MakeV
                     continue
                 assert torch.equal(frames.data[0], good[number]), (cut, number)
                 readable.append(number)
-        assert len(readable) >= 15
+        assert len(readable) >= 10
 
 
 def test_an_avi_that_lost_its_place_is_refused_but_found_again(make_video: MakeVideo) -> None:

@@ -1,9 +1,9 @@
 """Imports go one way, `import twinreel` is light, and the help answers at once."""
 
 import ast
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,8 @@ SOURCE = Path(twinreel.__file__).parent
 
 # The order of the house: a room imports from its own and from earlier rooms only.
 ROOMS = [
-    {"errors", "config", "text"},
+    {"errors"},
+    {"config", "text"},
     {"losses", "metrics", "models"},
     {"data"},
     {"distributed", "tasks"},
@@ -24,7 +25,8 @@ ROOMS = [
     {"evaluation"},
     {"search", "training"},
     {"check", "demo"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}
 
@@ -72,9 +74,10 @@ def test_import_twinreel_does_not_import_torch():
 def test_help_is_quick_and_needs_no_torch():
     best = 9.0
     for _ in range(5):
-        began = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         result = subprocess.run([sys.executable, "-m", "twinreel", "--help"], capture_output=True, text=True)
-        best = min(best, time.perf_counter() - began)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)  # whatever else runs
     assert result.returncode == 0 and "search" in result.stdout
     assert best < 0.5
 

@@ -239,7 +239,8 @@ def test_the_run_folder_says_what_happened(tmp_path, videos):
     assert trained[0]["learning_rate"] == pytest.approx(2e-3 * 0.1)
     assert [line["step"] for line in lines if line["kind"] == "eval"] == [3, 6]
     log = (run / "log.txt").read_text()
-    for words in ("rows 8", "global batch 4 = 1 process x 1 micro-batches x 4 clips on cpu", "12 negative captions a clip", "4 frames at 8 a second = 0.5 s",
+    for words in ("rows 8", "global batch 4 = 1 process x 1 micro-batches x 4 clips", "12 negative captions a clip",
+                  "4 frames at 8 a second = 0.5 s",
                   "learning rate first 0.0002, highest 0.002", "trained, 0 frozen", "from step 0"):  # fmt: skip
         assert words in log, words
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -37,6 +37,7 @@ _NOT_VIDEOS = ("concat", "hls", "dash", "image2", "tty")  # lists of other files
 _NO_VIDEO = Disposition.attached_pic.value | Disposition.timed_thumbnails.value
 _DEFAULT = Disposition.default.value
 _GEN_PTS = 0x1  # AVFMT_FLAG_GENPTS, which PyAV sets
+_BROADCASTS = ("mpegts", "mpeg", "h264", "hevc", "m4v", "mpegvideo", "obu", "av1")  # may begin anywhere
 _SILENT_DECODERS = ("h264", "hevc")  # they leave out what they can't decode
 _SEEK_BACK_SECONDS = (0.0, 1.0, 4.0, 16.0, 64.0)  # a seek that lands late is tried again from so much earlier
 _SEEK_WORTH_FRAMES = 6  # a seek costs about as much as decoding this many frames, most of it the decoder's delay
@@ -66,9 +67,10 @@ class _Expected:
     Decoders of H.264 and HEVC leave out what they can't decode, without an error.
     """
 
-    def __init__(self, watched: bool) -> None:
+    def __init__(self, watched: bool, started: bool) -> None:
         self.times: set[int] = set()
         self._watched = watched
+        self._started = started
         self._first_key: int | None = None
         self._begun = False
 
@@ -76,7 +78,7 @@ class _Expected:
         """Note a packet. Frames shown before the first key frame need what came before it, and don't count."""
         if not self._watched or packet.pts is None or packet.is_discard:
             return
-        if self._first_key is None and packet.is_keyframe:
+        if self._first_key is None and (self._started or packet.is_keyframe):
             self._first_key = packet.pts
         if self._first_key is not None and packet.pts >= self._first_key:
             self.times.add(packet.pts)
@@ -222,7 +224,7 @@ class FrameStream:
                 self._lost, lost_ticks = self._lost or "a damaged frame", max(lost_ticks, ticks)
             # An AVI may count in fields: the distance of two frames is right then, their own duration is not.
             step = ticks - before if self._clock == "dts" and before is not None else item.duration
-            step = step or self._usual_step
+            step = 1 if self._clock == "count" else step or self._usual_step
             gap, before = self._lost, ticks
             if gap is not None and not (item.key_frame and ticks > lost_ticks and self._clock != "count"):
                 continue
@@ -253,11 +255,13 @@ class FrameStream:
     def _pictures(self) -> Generator[VideoFrame | _Loss, None, None]:
         """What the decoder gives for the packets from where the container stands, and what it fails on.
 
-        Before the first key packet nothing can be decoded (a broadcast that was tuned in to): that is no loss.
+        What comes before the first key packet of a broadcast that was tuned in to can't be decoded: that is no loss.
         """
         packets = self._container.demux(self.video)
-        expected = _Expected(self.video.codec_context.name in _SILENT_DECODERS and self._clock in (None, "pts"))
-        started = self._drained = False
+        name = self._container.format.name
+        started = name not in _BROADCASTS
+        expected = _Expected(self.video.codec_context.name in _SILENT_DECODERS and name != "avi", started)
+        self._drained = False
         while True:
             try:
                 packet = next(packets)
@@ -317,9 +321,10 @@ class FrameStream:
         else:
             self._clock = "pts" if packet.pts is not None else "dts"
         self._place: int | None = None  # how far before the data of a packet its index entry points
-        if self._indexed and self._container.format.name == "avi" and packet.pos is not None:
-            self._place = self.video.index_entries[0].pos - packet.pos
-            self._place = None if self._is_misplaced(packet) else self._place
+        entries = self.video.index_entries
+        if self._container.format.name == "avi" and len(entries) and packet.pos is not None:
+            self._place = entries[0].pos - packet.pos
+            self._place = None if self._is_misplaced(packet) else self._place  # an index that is wrong from the start
         self._unit = (unit.numerator, unit.denominator)
         self._tick_seconds = float(unit)
         self._seekable = self._clock != "count" and self._container.format.name not in _SPARSE_TIMES
