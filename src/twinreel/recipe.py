@@ -161,7 +161,7 @@ class TrainSection(_Section):
     @model_validator(mode="after")
     def _check(self) -> TrainSection:
         if (self.num_epochs is None) == (self.num_steps is None):
-            raise ValueError("give exactly one of train.num_epochs and train.num_steps")
+            raise ValueError("give exactly one of train.num_epochs and train.num_steps; set the other to null")
         micro = self.micro_batch_size or self.global_batch_size
         if micro > self.global_batch_size or self.global_batch_size % micro:
             raise ValueError(

@@ -228,11 +228,19 @@ class FrameStream:
             gap, before = self._lost, ticks
             if gap is not None and not (item.key_frame and ticks > lost_ticks and self._clock != "count"):
                 continue
-            if self._drained and shown is not None and ticks - shown > 1.5 * step and self.missing_bytes:
-                gap = self.lost_at_end  # the frames that the cut took are not all at the end: B-frames come late
+            if self._is_behind_cut(shown, ticks, step):
+                gap = self.lost_at_end
+                if self._clock == "dts":
+                    return  # the times of such frames are not known
             shown = ticks
             yield Shown(item, self._seconds(ticks), self._seconds(ticks + step), gap)
             self._lost = None
+
+    def _is_behind_cut(self, shown: int | None, ticks: int, step: int) -> bool:
+        """Whether frames before this one went with the end of a file that was cut short: B-frames come late in it."""
+        if not self._drained or not self.missing_bytes:
+            return False
+        return self._clock == "dts" or (shown is not None and ticks - shown > 1.5 * step)
 
     def _frame_ticks(self, frame: VideoFrame, before: int | None, step: int) -> int:
         """When a frame appears, in units of the file's clock. The first frame ever sets second 0."""
