@@ -71,6 +71,7 @@ def check_recipe(recipe: Recipe, sheet: Path) -> CheckResult:
         ConfigError, DataError: what training would stop at.
     """
     rows = training_rows(recipe)
+    evaluation = _evaluation_facts(recipe)
     missing = refuse_missing_videos(rows, recipe.data.max_faults)
     plan = Plan(num_rows=len(rows), seed=recipe.train.seed, global_batch_size=recipe.train.global_batch_size)
     captions = list(islice(collection_captions(rows), 100_000))
@@ -93,7 +94,7 @@ def check_recipe(recipe: Recipe, sheet: Path) -> CheckResult:
     facts = {
         "rows": len(rows),
         "missing_files": len(missing),
-        **_evaluation_facts(recipe),
+        **evaluation,
         "captions": len(captions),
         **_vocabulary_facts(model, captions),
         "steps_per_epoch": plan.steps_per_epoch,

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import platform
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,7 +29,6 @@ from twinreel.assembly import (
     training_rows,
 )
 from twinreel.checkpoint import (
-    find_checkpoint,
     load_training_state,
     prune_checkpoints,
     save_checkpoint,
@@ -49,16 +45,11 @@ from twinreel.errors import CheckpointError, ConfigError, TrainingError
 from twinreel.evaluation import Report, evaluate_retrieval
 from twinreel.log import Meter, RunLog, format_seconds, peak_memory_gb
 from twinreel.optim import build_optimizer, freeze, learning_rate_factor, parameter_groups
-from twinreel.recipe import Recipe, cadence_steps, load_recipe
+from twinreel.recipe import Recipe, cadence_steps
+from twinreel.run_folder import open_run, write_run_files
 from twinreel.tasks import Contrastive
 
 __all__ = ["TrainResult", "train", "training_rules"]
-
-# What may differ on resume: where things are and how they are read, not what is computed.
-RESUME_FREE = (
-    *("data.root", "data.manifest", "data.num_workers", "data.worker_start", "data.max_faults", "eval."),
-    *("train.device", "train.log_every", "train.save_every", "train.keep_last", "model.weights", "model.vocabulary"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +120,7 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
         ConfigError, DataError, CheckpointError, TrainingError: with what to do; nothing is lost.
     """
     run = Path(out_dir)
-    checkpoint, warnings = _open_run(run, recipe, resume)
+    checkpoint, warnings = open_run(run, recipe, resume)
     parts = _build(recipe, checkpoint)
     model, optimizer, scaler, device = parts.model, parts.optimizer, parts.scaler, parts.device
     state = _restore(parts, checkpoint)
@@ -140,7 +131,7 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
         if state.step >= parts.total_steps:
             log.say(f"{run} is finished ({state.step} of {parts.total_steps} steps): nothing to do")
             return TrainResult(folder=run, steps=state.step, total_steps=parts.total_steps)
-        _write_run_files(run, recipe)
+        write_run_files(run, recipe)
         for note in training_notes(recipe):
             log.say(note)
         log.say(_start_line(recipe, parts, state))
@@ -215,46 +206,6 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
             report=report,
             stopped_by=stop[0] if stop else None,
         )
-
-
-def _open_run(run: Path, recipe: Recipe, resume: bool | str) -> tuple[Path | None, list[str]]:
-    """The checkpoint to go on from, or None for a new run; refuses to mix two runs in one folder."""
-    has_checkpoints = (run / "checkpoints").is_dir() and any((run / "checkpoints").glob("step_*"))
-    if not resume:
-        if has_checkpoints:
-            raise ConfigError(f"{run} already holds a run; go on with --resume, or choose another --out")
-        return None, []
-    if not (run / "recipe.yaml").is_file():
-        raise CheckpointError(f"{run}: nothing to resume here (no recipe.yaml); leave --resume out to start")
-    _refuse_changed_recipe(run, recipe)
-    if not has_checkpoints and resume is True:
-        return None, [f"{run} has no checkpoint yet; starting from step 0"]
-    return find_checkpoint(run, None if resume is True else resume)
-
-
-def _refuse_changed_recipe(run: Path, recipe: Recipe) -> None:
-    before = _flat(load_recipe(run / "recipe.yaml").model_dump(mode="json"))
-    now = _flat(recipe.model_dump(mode="json"))
-    changed = [
-        f"  {key}: {before.get(key)!r} in the run, {now.get(key)!r} now"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and not key.startswith(RESUME_FREE)
-    ]
-    if changed:
-        raise ConfigError(
-            f"{run}: the recipe differs from the run's:\n" + "\n".join(changed) + "\nResume with the same recipe "
-            "(`twinreel train RUN/recipe.yaml --out RUN --resume`), or start a new run with model.weights."
-        )
-
-
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(values, dict) or not values:
-        return {prefix: values}
-    return {
-        dotted: value
-        for key, below in values.items()
-        for dotted, value in _flat(below, f"{prefix}.{key}" if prefix else key).items()
-    }
 
 
 def _build(recipe: Recipe, checkpoint: Path | None) -> _Parts:
@@ -501,14 +452,3 @@ def _warn_if_waiting(log: RunLog, recipe: Recipe, values: dict[str, float]) -> N
             f"(now {recipe.data.num_workers}), or store smaller videos (short side near the crop size)",
             once="waiting",
         )
-
-
-def _write_run_files(run: Path, recipe: Recipe) -> None:
-    versions = {
-        "python": platform.python_version(),
-        **{name: metadata.version(name) for name in ("twinreel", "torch", "numpy", "av")},
-    }
-    for name, text in (("recipe.yaml", recipe.to_yaml()), ("versions.json", json.dumps(versions, indent=1))):
-        part = run / f".part_{name}"
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, run / name)

@@ -187,6 +187,29 @@ def test_the_facts_are_those_of_the_files_and_the_sheet_shows_the_first_batch(co
         assert [frame_number(cell(sheet, row, t)) for t in range(4)] == [100 * index + t for t in range(4)]
 
 
+def test_what_evaluation_would_see_is_said(collection):
+    names = [f"{i}.mp4" for i in range(7)] + ["gone.mp4"]
+    with (collection / "judge.csv").open("w") as file:
+        file.write("video,captions,split\n")
+        file.writelines(f'{name},"[""one {i}"", ""two""]",val\n' for i, name in enumerate(names))
+    manifest(collection)
+    judge = (f"eval.manifest={collection / 'judge.csv'}", "eval.split=val")
+    for more, words in (
+        ((), "none (set eval.split, eval.manifest or eval.source)"),
+        (judge, "16 queries, 8 videos, 1 files missing"),
+        ((*judge, "eval.merge_equal_captions=true"), "9 queries, 8 videos, 1 files missing"),
+    ):
+        assert check_recipe(recipe(collection, *more), collection / "sheet.png").facts["evaluation"] == words
+
+
+def test_columns_that_are_not_used_are_named(collection):
+    path = manifest(collection)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([f"{lines[0]},mood", *(f"{line},good" for line in lines[1:])]))
+    result = check_recipe(recipe(collection), collection / "sheet.png")
+    assert result.warnings == [f"{path}: columns not used: mood"]
+
+
 def test_the_table_has_a_line_for_each_fact_and_the_json_is_the_same(collection):
     manifest(collection)
     result = check_recipe(recipe(collection), collection / "sheet.png")

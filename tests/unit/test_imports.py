@@ -21,7 +21,7 @@ ROOMS = [
     {"distributed", "tasks"},
     {"recipe"},
     {"checkpoint", "log", "optim"},
-    {"assembly"},
+    {"assembly", "run_folder"},
     {"evaluation"},
     {"search", "training"},
     {"check", "demo"},

@@ -47,7 +47,7 @@ def intersect_window(start: float, end: float, duration: float) -> tuple[float, 
     """
     if not start < end:  # also true of NaN
         raise DataError(f"the window [{start:g}, {end:g}) s is empty; it must end after it starts")
-    low, high = max(0.0, start), min(end, duration)
+    low, high = max(0.0, start), min(duration, end)  # in this order a duration that is no number fails too
     if not low < high:
         raise DataError(f"the window [{start:g}, {end:g}) s lies outside the video, which has {duration:.3f} s")
     return low, high

@@ -1,0 +1,77 @@
+"""A run folder: whether a run may begin or go on there, and the files that say what it is.
+
+`recipe.yaml` (resolved), `versions.json`, `log.txt`, `metrics.jsonl`, `faults.jsonl`, `tensorboard/`, `checkpoints/`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from twinreel.checkpoint import find_checkpoint
+from twinreel.errors import CheckpointError, ConfigError
+from twinreel.recipe import Recipe, load_recipe
+
+__all__ = ["open_run", "write_run_files"]
+
+# What may differ on resume: where things are and how they are read, not what is computed.
+RESUME_FREE = (
+    *("data.root", "data.manifest", "data.num_workers", "data.worker_start", "data.max_faults", "eval."),
+    *("train.device", "train.log_every", "train.save_every", "train.keep_last", "model.weights", "model.vocabulary"),
+)
+
+
+def open_run(run: Path, recipe: Recipe, resume: bool | str) -> tuple[Path | None, list[str]]:
+    """The checkpoint to go on from, or None for a new run; refuses to mix two runs in one folder."""
+    has_checkpoints = (run / "checkpoints").is_dir() and any((run / "checkpoints").glob("step_*"))
+    if not resume:
+        if has_checkpoints:
+            raise ConfigError(f"{run} already holds a run; go on with --resume, or choose another --out")
+        return None, []
+    if not (run / "recipe.yaml").is_file():
+        raise CheckpointError(f"{run}: nothing to resume here (no recipe.yaml); leave --resume out to start")
+    _refuse_changed_recipe(run, recipe)
+    if not has_checkpoints and resume is True:
+        return None, [f"{run} has no checkpoint yet; starting from step 0"]
+    return find_checkpoint(run, None if resume is True else resume)
+
+
+def _refuse_changed_recipe(run: Path, recipe: Recipe) -> None:
+    before = _flat(load_recipe(run / "recipe.yaml").model_dump(mode="json"))
+    now = _flat(recipe.model_dump(mode="json"))
+    changed = [
+        f"  {key}: {before.get(key)!r} in the run, {now.get(key)!r} now"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key) and not key.startswith(RESUME_FREE)
+    ]
+    if changed:
+        raise ConfigError(
+            f"{run}: the recipe differs from the run's:\n" + "\n".join(changed) + "\nResume with the same recipe "
+            "(`twinreel train RUN/recipe.yaml --out RUN --resume`), or start a new run with model.weights."
+        )
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(values, dict) or not values:
+        return {prefix: values}
+    return {
+        dotted: value
+        for key, below in values.items()
+        for dotted, value in _flat(below, f"{prefix}.{key}" if prefix else key).items()
+    }
+
+
+def write_run_files(run: Path, recipe: Recipe) -> None:
+    """Write the resolved recipe and the versions of what computes."""
+    versions = {
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in ("twinreel", "torch", "numpy", "av")},
+    }
+    for name, text in (("recipe.yaml", recipe.to_yaml()), ("versions.json", json.dumps(versions, indent=1))):
+        part = run / f".part_{name}"
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, run / name)
