@@ -25,9 +25,9 @@ from twinreel.assembly import (
     training_rows,
 )
 from twinreel.data.captions import collection_captions
-from twinreel.data.clip import Batch
+from twinreel.data.clip import Batch, Fault
 from twinreel.data.dataset import ClipDataset
-from twinreel.data.loader import load_batches, refuse_missing_videos
+from twinreel.data.loader import load_batches, refuse_missing_files
 from twinreel.data.manifest import missing_videos
 from twinreel.data.plan import Plan
 from twinreel.data.transforms import network_input
@@ -72,9 +72,10 @@ def check_recipe(recipe: Recipe, sheet: Path) -> CheckResult:
     """
     rows = training_rows(recipe)
     evaluation = _evaluation_facts(recipe)
-    missing = refuse_missing_videos(rows, recipe.data.max_faults)
+    missing = refuse_missing_files(rows, recipe.data.max_faults)
     plan = Plan(num_rows=len(rows), seed=recipe.train.seed, global_batch_size=recipe.train.global_batch_size)
-    captions = list(islice(collection_captions(rows), 100_000))
+    caption_faults: list[Fault] = []
+    captions = list(islice(collection_captions(rows, caption_faults), 100_000))
     model = build_model(recipe, captions)
     device = pick_device(recipe.train.device)
     model.to(device).train()
@@ -109,7 +110,8 @@ def check_recipe(recipe: Recipe, sheet: Path) -> CheckResult:
         "compute_seconds": f"{compute_seconds:.2f} forward and backward",
         "contact_sheet": str(sheet),
     }
-    warnings = [*training_notes(recipe), *(fault.reason for fault in batch.faults[:5])]
+    faults = [*caption_faults, *batch.faults]
+    warnings = [*training_notes(recipe), *dict.fromkeys(fault.reason for fault in faults[:5])]
     if batch.repeated_frames > batch.pts_seconds.numel() / 4:
         warnings.append("more than a quarter of the frames repeat the last one: clips are longer than these videos")
     if without:

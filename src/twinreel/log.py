@@ -9,6 +9,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import sys
 import time
 from collections import deque
@@ -57,6 +58,7 @@ class Progress:
             return
         self.last = now
         if self.terminal:
+            text = text[: shutil.get_terminal_size().columns - 1]  # a wrapped line could not be rewritten
             sys.stderr.write(f"\r{text:<{self.width}}")
             self.width = len(text)
         else:
@@ -133,7 +135,8 @@ class RunLog:
         if self.folder is None:
             return
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+            finite = {name: None if value != value else value for name, value in values.items()}  # JSON has no NaN
+            file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
         for name, value in values.items():
             if isinstance(value, (int, float)) and math.isfinite(value):
                 self.writer.add_scalar(f"{kind}/{name}", value, step)

@@ -36,9 +36,9 @@ from twinreel.checkpoint import (
 )
 from twinreel.config import nearest
 from twinreel.data.captions import collection_captions
-from twinreel.data.clip import Batch, Clip
+from twinreel.data.clip import Batch, Clip, Fault
 from twinreel.data.dataset import ClipDataset, TrainingRules
-from twinreel.data.loader import FaultLog, load_batches, refuse_missing_videos
+from twinreel.data.loader import FaultLog, load_batches, refuse_missing_files
 from twinreel.data.plan import Plan, keyed_seed
 from twinreel.data.transforms import network_input
 from twinreel.errors import CheckpointError, ConfigError, TrainingError
@@ -70,6 +70,7 @@ class _Parts:
     rows: list[Clip]
     eval_rows: list[Clip]
     missing: list[Clip]
+    caption_faults: list[Fault]
     plan: Plan
     total_steps: int
     warmup_steps: int
@@ -134,6 +135,12 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
         write_run_files(run, recipe)
         for note in training_notes(recipe):
             log.say(note)
+        if _half_on_cpu(recipe, device):
+            log.warn(
+                f"train.precision={recipe.train.precision} is slower than fp32 on a CPU (only exact kernels are used)"
+            )
+        for fault in parts.caption_faults[:5]:
+            log.warn(f"not in the vocabulary, and a fault when it is drawn: {fault.reason}")
         log.say(_start_line(recipe, parts, state))
         faults = FaultLog(run / "faults.jsonl", recipe.data.max_faults, len(parts.rows))
         micro_batch_size = recipe.train.micro_batch_size or recipe.train.global_batch_size
@@ -158,7 +165,7 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
             model.train()
             for module in parts.frozen:
                 module.eval()
-            with _out_of_memory_ladder(recipe, device):
+            with _out_of_memory_ladder(recipe, device), _repeatable_kernels(recipe, device):
                 loss = _forward_backward(parts, recipe, micro_batches, state.step)
                 norm = _unscale_and_clip(parts, recipe, micro_batches, state.step)
             if loss is None:
@@ -183,7 +190,7 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
 
             improved = False
             if parts.eval_rows and _due(recipe.eval.every, state.step, parts):
-                report = _evaluate(parts, recipe)
+                report = _evaluate(parts, recipe, log)
                 log.say(f"step {state.step}: {report.headline()}")
                 log.record("eval", state.step, report.metrics)
                 improved = state.keep_best(recipe.eval.best_metric, report)
@@ -215,11 +222,12 @@ def _build(recipe: Recipe, checkpoint: Path | None) -> _Parts:
         torch.use_deterministic_algorithms(True)
     rows = training_rows(recipe)
     eval_rows = evaluation_rows(recipe) if evaluates(recipe) else []
-    missing = refuse_missing_videos(rows, recipe.data.max_faults)
+    missing = refuse_missing_files(rows, recipe.data.max_faults)
     plan = Plan(num_rows=len(rows), seed=recipe.train.seed, global_batch_size=recipe.train.global_batch_size)
     total_steps = recipe.train.num_steps or (recipe.train.num_epochs or 0) * plan.steps_per_epoch
+    caption_faults: list[Fault] = []
     if checkpoint is None:
-        model = build_model(recipe, collection_captions(rows))
+        model = build_model(recipe, collection_captions(rows, caption_faults))
     else:
         model = model_from_checkpoint(checkpoint)
     model.to(device)
@@ -243,6 +251,7 @@ def _build(recipe: Recipe, checkpoint: Path | None) -> _Parts:
         rows=rows,
         eval_rows=eval_rows,
         missing=missing,
+        caption_faults=caption_faults,
         plan=plan,
         total_steps=total_steps,
         warmup_steps=warmup,
@@ -363,6 +372,25 @@ def _non_finite(what: str, value: float, step: int, micro_batches: list[Batch]) 
     )
 
 
+def _half_on_cpu(recipe: Recipe, device: torch.device) -> bool:
+    return device.type == "cpu" and recipe.train.precision != "fp32"
+
+
+@contextmanager
+def _repeatable_kernels(recipe: Recipe, device: torch.device) -> Iterator[None]:
+    """On a CPU, oneDNN's half-precision 3-D convolutions are left out.
+
+    In torch 2.13 their gradient differs from call to call for some small shapes (96 -> 160 channels at 2 x 4 x 4, on
+    AVX-512 with bf16), and is NaN now and then: memory that was never written. PyTorch's own kernels repeat exactly.
+    """
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = before and not _half_on_cpu(recipe, device)
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before
+
+
 @contextmanager
 def _out_of_memory_ladder(recipe: Recipe, device: torch.device) -> Iterator[None]:
     """Out of memory becomes advice: what was needed, and the knobs in the order to turn them."""
@@ -404,7 +432,7 @@ def _signals() -> Iterator[list[str]]:
             signal.signal(number, handler)
 
 
-def _evaluate(parts: _Parts, recipe: Recipe) -> Report:
+def _evaluate(parts: _Parts, recipe: Recipe, log: RunLog) -> Report:
     return evaluate_retrieval(
         parts.model,
         parts.task,
@@ -413,6 +441,7 @@ def _evaluate(parts: _Parts, recipe: Recipe) -> Report:
         device=parts.device,
         num_workers=recipe.data.num_workers,
         loss_batch_size=recipe.train.global_batch_size,
+        report=lambda done, total: log.show_progress(f"evaluating {done}/{total} videos"),
     )
 
 

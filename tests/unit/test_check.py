@@ -72,14 +72,15 @@ def test_each_frame_lies_in_its_row_and_column_as_it_was_before_normalizing(tmp_
             assert (picture[20:] == batch.frames[row, column, 20:].numpy()).all()  # the seconds stand above
 
 
-def test_the_seconds_are_written_into_the_frame(tmp_path):
-    batch = numbered_batch(rows=1, num_frames=2)
+@pytest.mark.parametrize("column", [0, 1])
+def test_the_seconds_are_written_into_their_own_frame(tmp_path, column):
+    batch = numbered_batch(rows=2, num_frames=2)
     plain = draw(batch, tmp_path / "a.png")
-    batch.pts_seconds += 7.25
+    batch.pts_seconds[0, column] += 7.25
     later = draw(batch, tmp_path / "b.png")
     changed = np.argwhere((plain != later).any(-1))
     assert len(changed) and changed[:, 0].max() < 20
-    assert {0, 1} == set((changed[:, 1] // SIDE).tolist())
+    assert {column} == set((changed[:, 1] // SIDE).tolist())
 
 
 def test_large_batches_and_long_clips_show_eight_rows_and_eight_frames_from_first_to_last(tmp_path):

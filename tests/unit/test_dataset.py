@@ -17,7 +17,7 @@ from twinreel.data.dataset import (
     read_clip,
     read_training_sample,
 )
-from twinreel.data.loader import FaultLog, collate, load_batches, refuse_missing_videos
+from twinreel.data.loader import FaultLog, collate, load_batches, refuse_missing_files
 from twinreel.errors import DataError, TrainingError
 from twinreel.models.preprocessing import Preprocessing
 from videos import frame_numbers, make_video
@@ -222,9 +222,9 @@ def test_missing_files_stop_a_run_before_it_starts_only_above_the_limit(tmp_path
     for one in good:
         (tmp_path / f"{one.id}.mp4").touch()
     missing = [row(str(tmp_path / f"missing{i}.mp4"), id=f"m{i}") for i in range(7)]
-    assert refuse_missing_videos([*good, missing[0]], 0.05) == [missing[0]]
+    assert refuse_missing_files([*good, missing[0]], 0.05) == [missing[0]]
     with pytest.raises(
         DataError, match=r"7 of 26 listed videos do not exist \(27%; allowed data.max_faults=5%\)"
     ) as caught:
-        refuse_missing_videos([*good, *missing], 0.05)
+        refuse_missing_files([*good, *missing], 0.05)
     assert len(re.findall(r"missing\d\.mp4", str(caught.value))) == 5 and "data.root" in str(caught.value)

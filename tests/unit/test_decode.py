@@ -191,6 +191,13 @@ def test_last_frame_is_held_only_on_request_and_counted(make_video: MakeVideo) -
             reader.frames_at([3.0, 3.1], hold_last=True)
 
 
+def test_a_header_that_ends_a_little_later_shows_the_last_frame_longer(make_video: MakeVideo) -> None:
+    with VideoReader(make_video()) as reader:
+        reader._stream.duration_seconds = 3.2
+        frames = reader.frames_at([2.95, 3.1, 3.25], hold_last=True)
+        assert frame_numbers(frames.data) == [29, 29, 29] and frames.num_held == 1
+
+
 # Windows and times that are refused
 
 
@@ -338,6 +345,12 @@ def test_any_file_name(make_video: MakeVideo, name: str) -> None:
     assert len(read_frames(make_video(name, num_frames=3)).data) == 3
 
 
+@pytest.mark.parametrize("name", ["http:1.mp4", "concat:1.mp4", "data:1.mp4", "a:b.mp4"])
+def test_a_colon_in_a_name_is_no_protocol(make_video: MakeVideo, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(make_video(name, num_frames=3).parent)
+    assert len(read_frames(name).data) == 3
+
+
 def test_metadata_in_another_encoding(make_video: MakeVideo) -> None:
     path = make_video(num_frames=3, container_options={"metadata:title": "x"})
     with av.open(str(path)) as source, av.open(str(path.with_name("titled.mp4")), "w") as target:
@@ -365,13 +378,52 @@ def test_a_cover_picture_is_no_video(tmp_path: Path) -> None:
         probe(path)
 
 
+def test_a_broadcast_may_begin_anywhere(make_video: MakeVideo) -> None:
+    path = make_video("a.ts", num_frames=100, codec="mpeg2video", b_frames=2, gop=12, frame_rate=25)
+    content = path.read_bytes()
+    packet = 188 * (len(content) // 188 // 3)
+    path.write_bytes(content[packet:])
+    frames = read_frames(path)
+    numbers = frame_numbers(frames.data)
+    assert numbers == list(range(numbers[0], 100)) and 20 < numbers[0] < 50
+    assert frames.pts_seconds[0] == 0
+    assert frame_numbers(read_frames(path, at=[1.0]).data) == [numbers[0] + 25]
+
+
+@pytest.mark.parametrize("codec", ["libx264", "mpeg4"])
+def test_an_index_that_calls_every_frame_a_key_frame_is_not_believed(make_video: MakeVideo, codec: str) -> None:
+    path = make_video(num_frames=100, gop=50, codec=codec)
+    good = read_frames(path).data
+    content = path.read_bytes()
+    assert content.count(b"stss") == 1
+    path.write_bytes(content.replace(b"stss", b"skip"))  # without this table all frames count as key frames
+    assert torch.equal(read_frames(path, at=[7.3, 2.2, 9.9]).data, good[[73, 22, 99]])
+
+
+def test_empty_packets_are_passed_over(make_video: MakeVideo) -> None:
+    path = make_video(num_frames=30)
+    emptied = path.with_name("emptied.mp4")
+    with av.open(str(path)) as source, av.open(str(emptied), "w") as target:
+        stream = target.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.size:
+                kept = packet if packet.pts * packet.time_base != Fraction(5, 10) else av.Packet(b"")
+                kept.pts, kept.dts, kept.duration = packet.pts, packet.dts, packet.duration
+                kept.time_base, kept.stream, kept.is_keyframe = packet.time_base, stream, packet.is_keyframe
+                target.mux(kept)
+    with av.open(str(emptied)) as container:
+        assert [packet.size == 0 for packet in container.demux(video=0)].count(True) == 2  # it, and the end
+    with VideoReader(emptied) as reader:
+        assert frame_numbers(reader.frames_between(1.2, 3.0).data) == list(range(12, 30))
+
+
 # Files that are no videos
 
 BROKEN: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "an empty file"),
     "page": (b"<!DOCTYPE html><html>404</html>", "an HTML page"),
     "text": (b"this is not a video\n" * 9, "a text file"),
-    "text cut within a letter": ("ü".encode() * 4000, "a text file"),
+    "text cut within a letter": (b"a" + "ü".encode() * 4000, "a text file"),
     "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
     "zip": (b"PK\x03\x04" + bytes(40), "a ZIP archive"),
     "zeros": (bytes(9000), "zero bytes only"),
@@ -506,14 +558,43 @@ def test_a_file_that_was_cut_short_gives_its_whole_frames_only(make_video: MakeV
         assert len(readable) >= 10
 
 
-def test_an_avi_that_lost_its_place_is_refused_but_found_again(make_video: MakeVideo) -> None:
-    path = make_video("a.avi", num_frames=50, codec="mpeg4", gop=10)
+@pytest.mark.parametrize("codec", ["mpeg4", "mjpeg"])
+def test_an_avi_that_lost_its_place_is_refused_but_found_again(make_video: MakeVideo, codec: str) -> None:
+    pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+    path = make_video("a.avi", num_frames=50, codec=codec, gop=10, pix_fmt=pix_fmt)
     good = read_frames(path).data
-    position = packets_of(path)[13][0]
-    overwrite(path, position, bytes(8))  # the head of a chunk: FFmpeg skips it, and would count on from there
+    overwrite(
+        path, packets_of(path)[13][0] - 8, bytes(8)
+    )  # the head of a chunk: FFmpeg skips it, and counts on wrongly
+    with VideoReader(path) as reader:
+        assert torch.equal(reader.frames_between(0.0, 1.3).data, good[:13])
+        with pytest.raises(DataError, match=r"damaged .*readable up to 1\.300 s"):
+            reader.frames_at([1.35, 1.45, 1.55])
+        assert torch.equal(reader.frames_at([1.2, 4.0, 4.5]).data, good[[12, 40, 45]])
     with pytest.raises(DataError, match="damaged"):
         read_frames(path)
-    assert torch.equal(read_frames(path, at=[1.2, 4.0, 4.5]).data, good[[12, 40, 45]])
+
+
+def test_concealed_frames_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    rng = np.random.default_rng(0)
+    with av.open(str(path), "w") as container:  # noise, so that a frame is long enough to be damaged in its middle
+        stream: Any = container.add_stream("libx264", rate=10, options={"g": "10", "bf": "0", "threads": "1"})
+        stream.width, stream.height, stream.pix_fmt = 128, 96, "yuv420p"
+        for _ in range(20):
+            frame = av.VideoFrame.from_ndarray(rng.integers(0, 256, (96, 128, 3), np.uint8), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    good = read_frames(path).data
+    position, size, _, _ = packets_of(path)[5]
+    overwrite(path, position + size // 2, bytes([0xFF] * (size // 2)))
+    with av.open(str(path)) as container:  # the decoder says nothing: it fills the hole and marks the frame
+        assert [frame.is_corrupt for frame in container.decode(video=0)].index(True) == 5
+    with VideoReader(path) as reader:
+        for index in (5, 6, 9):
+            with pytest.raises(DataError, match="damaged"):
+                reader.frames_at([index / 10])
+        assert torch.equal(reader.frames_at([0.4, 1.0, 1.9]).data, good[[4, 10, 19]])
 
 
 def test_nothing_is_printed_about_damage(make_video: MakeVideo, capfd: pytest.CaptureFixture[str]) -> None:
@@ -559,6 +640,29 @@ def test_only_what_is_needed_is_decoded(make_video: MakeVideo, monkeypatch: pyte
         seen.clear()
         reader.frames_at([35.2, 35.25, 35.3])  # further on in the same GOP: no seek
         assert len(seen) <= 4
+
+
+def test_without_an_index_seeks_find_their_way(make_video: MakeVideo, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_video("a.ts", num_frames=1000, gop=25, codec="mpeg2video", b_frames=2, frame_rate=25, size=(16, 12))
+    seen = counted_next(monkeypatch)
+    with VideoReader(path) as reader:
+        monkeypatch.setattr(FrameStream, "restart", lambda _: pytest.fail("read again from the beginning"))
+        seen.clear()
+        for seconds in (35.0, 35.2, 8.3, 22.0, 22.9):  # a late landing is tried again from earlier, not from the start
+            frames = reader.frames_at([seconds])
+            assert frames.pts_seconds[0] == pytest.approx(seconds, abs=0.041)
+    assert len(seen) < 5 * 60
+
+
+def test_a_useless_seek_is_not_made_twice(make_video: MakeVideo, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_video("a.ts", num_frames=1000, gop=1000, codec="mpeg2video", frame_rate=25, size=(16, 12))
+    seeks = []
+    plain = FrameStream.seek
+    monkeypatch.setattr(FrameStream, "seek", lambda *arguments: seeks.append(1) or plain(*arguments))
+    with VideoReader(path) as reader:
+        times = [float(second) for second in range(0, 40, 4)]
+        assert reader.frames_at(times).pts_seconds.tolist() == pytest.approx(times, abs=0.041)
+    assert len(seeks) <= 4
 
 
 def test_no_seek_where_it_saves_nothing(make_video: MakeVideo, monkeypatch: pytest.MonkeyPatch) -> None:

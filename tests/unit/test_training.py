@@ -186,6 +186,9 @@ def test_mixed_precision_trains_and_its_state_is_saved(tmp_path, videos, precisi
     assert all(torch.isfinite(torch.tensor(r["loss"])) for r in records(tmp_path / "run"))
     state = load_training_state(find_checkpoint(tmp_path / "run")[0])
     assert bool(state["scaler"]) == (precision == "fp16")
+    train(recipe(videos, f"train.precision={precision}"), tmp_path / "again", quiet=True)
+    assert_same(weights_of(tmp_path / "run"), weights_of(tmp_path / "again"))
+    assert torch.backends.mkldnn.enabled
     assert all(value.dtype == torch.float32 for name, value in weights_of(tmp_path / "run").items() if "bn" in name)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -17,12 +17,13 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader
 
+from twinreel.data.captions import missing_caption_files
 from twinreel.data.clip import Batch, Clip, Sample
 from twinreel.data.dataset import ClipDataset
 from twinreel.data.manifest import missing_videos
 from twinreel.errors import DataError, TrainingError
 
-__all__ = ["FaultLog", "collate", "load_batches", "refuse_missing_videos"]
+__all__ = ["FaultLog", "collate", "load_batches", "refuse_missing_files"]
 
 
 def collate(samples: Sequence[Sample]) -> Batch:
@@ -95,23 +96,28 @@ def _start_worker(worker: int) -> None:
     torch.set_num_threads(1)  # decoding scales by processes; threads of threads only fight
 
 
-def refuse_missing_videos(rows: Sequence[Clip], max_faults: float) -> list[Clip]:
-    """The rows whose file does not exist, if they are few.
+def refuse_missing_files(rows: Sequence[Clip], max_faults: float) -> list[Clip]:
+    """The rows whose video or caption file does not exist, if they are few.
 
     Raises:
-        DataError: more than `max_faults` of the listed paths do not exist.
+        DataError: more than `max_faults` of the listed videos, or of the listed caption files, do not exist.
     """
-    missing = missing_videos(rows)
-    listed = len({row.video for row in rows})
-    absent = list(dict.fromkeys(row.video for row in missing))
-    if len(absent) > max_faults * listed:
-        first = "\n".join(f"  {path}" for path in absent[:5])
+    no_video, no_captions = missing_videos(rows), missing_caption_files(rows)
+    _refuse("videos", [row.video for row in no_video], {row.video for row in rows}, max_faults)
+    listed = {row.caption_file for row in rows if row.caption_file is not None}
+    _refuse("caption files", [str(row.caption_file) for row in no_captions], listed, max_faults)
+    return list({row.id: row for row in (*no_video, *no_captions)}.values())
+
+
+def _refuse(what: str, absent: Sequence[str], listed: Collection[str], max_faults: float) -> None:
+    paths = list(dict.fromkeys(absent))
+    if len(paths) > max_faults * len(listed):
+        first = "\n".join(f"  {path}" for path in paths[:5])
         raise DataError(
-            f"{len(absent)} of {listed} listed videos do not exist ({len(absent) / listed:.0%}; allowed "
+            f"{len(paths)} of {len(listed)} listed {what} do not exist ({len(paths) / len(listed):.0%}; allowed "
             f"data.max_faults={max_faults:.0%}). First:\n{first}\n"
             "Check data.root (paths are relative to it, or else to the manifest's folder)."
         )
-    return missing
 
 
 class FaultLog:
