@@ -383,12 +383,13 @@ def _repeatable_kernels(recipe: Recipe, device: torch.device) -> Iterator[None]:
     In torch 2.13 their gradient differs from call to call for some small shapes (96 -> 160 channels at 2 x 4 x 4, on
     AVX-512 with bf16), and is NaN now and then: memory that was never written. PyTorch's own kernels repeat exactly.
     """
-    before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = before and not _half_on_cpu(recipe, device)
+    onednn: Any = torch.backends.mkldnn
+    before = onednn.enabled
+    onednn.enabled = before and not _half_on_cpu(recipe, device)
     try:
         yield
     finally:
-        torch.backends.mkldnn.enabled = before
+        onednn.enabled = before
 
 
 @contextmanager
