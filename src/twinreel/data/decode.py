@@ -230,20 +230,31 @@ class VideoReader:
         if latest < 0:
             raise self._outside(asked)
         behind = latest < self._current.pts_seconds
-        if behind or (self._is_past_upcoming(latest) and self._stream.seek_helps(self._current, seconds)):
+        sought = behind or (self._is_past_upcoming(latest) and self._stream.seek_helps(self._current, seconds))
+        if sought:
             self._stand_on(self._stream.seek(self._current, seconds))
-        while (upcoming := self._peek()) is not None and upcoming.pts_seconds <= latest:
-            self._step()
-        if latest < self._current.pts_seconds:
-            raise self._damaged(asked, self._current.gap or "its beginning is missing", 0.0, self._current)
-        gap = self._stream.lost_at_end if upcoming is None else upcoming.gap
-        if gap and latest >= self._current.end_seconds:
-            raise self._damaged(asked, gap, self._current.end_seconds, upcoming)
-        if upcoming is not None or seconds < self._current.end_seconds or seconds < self._stream.duration_seconds:
+        damage = self._advance(latest, asked)
+        if damage is not None and not sought:  # perhaps there is a way around it
+            self._stand_on(self._stream.seek(self._current, seconds))
+            damage = self._advance(latest, asked)
+        if damage is not None:
+            raise damage
+        if self._upcoming is not None or seconds < max(self._current.end_seconds, self._stream.duration_seconds):
             return False
         if not hold:
             raise self._outside(asked)
         return True
+
+    def _advance(self, latest: float, asked: str) -> DataError | None:
+        """Step on to the last frame that appears up to `latest`; the error if frames are lost just there."""
+        while (upcoming := self._peek()) is not None and upcoming.pts_seconds <= latest:
+            self._step()
+        if latest < self._current.pts_seconds:
+            return self._damaged(asked, self._current.gap or "its beginning is missing", 0.0, self._current)
+        gap = self._stream.lost_at_end if upcoming is None else upcoming.gap
+        if gap and latest >= self._current.end_seconds:
+            return self._damaged(asked, gap, self._current.end_seconds, upcoming)
+        return None
 
     def _is_past_upcoming(self, seconds: float) -> bool:
         return not self._peeked or (self._upcoming is not None and self._upcoming.pts_seconds <= seconds)

@@ -177,15 +177,20 @@ class FrameStream:
 
         It is the first frame of the file if no other can be reached.
         """
+        landed = self._land_before(seconds) or self.restart()
+        if landed.pts_seconds <= shown.pts_seconds < seconds:  # nothing was saved: key frames are rarer
+            self._key_gap_seconds = max(self._key_gap_seconds, seconds - landed.pts_seconds)
+        return landed
+
+    def _land_before(self, seconds: float) -> Shown | None:
+        """A frame at or before `seconds`, reached by a seek; tried from earlier and earlier."""
         for back in _SEEK_BACK_SECONDS:
             if not self._seekable or (back and back >= seconds):
                 break
             landed = self._land(seconds - back)
             if landed is not None and landed.pts_seconds <= seconds + self.tolerance:
-                if landed.pts_seconds <= shown.pts_seconds < seconds:  # nothing was saved: key frames are rarer
-                    self._key_gap_seconds = max(self._key_gap_seconds, seconds - landed.pts_seconds)
                 return landed
-        return self.restart()
+        return None
 
     def _land(self, seconds: float) -> Shown | None:
         """The first frame after a seek to `seconds`; None if there is none or if it can't be trusted."""
@@ -281,8 +286,6 @@ class FrameStream:
             if self._clock is None:
                 self._set_clock(packet)
             at = packet.dts if packet.pts is None else packet.pts
-            if packet.size == 0 and at is not None:
-                continue  # AVI's "the same frame again"; a decoder would take an empty packet for the end
             self._last_dts = packet.dts
             self._drained = packet.size == 0
             expected.send(packet)
