@@ -1,6 +1,6 @@
 """What frozen networks with trained projections reach on 132 training and 44 validation videos: five seeds.
 
-    python benchmarks/frozen_towers.py --data CLIPS        # or TWINREEL_TEST_DATA=CLIPS; about 10 minutes on 2 cores
+    python benchmarks/frozen_towers.py --data CLIPS        # or TWINREEL_TEST_DATA=CLIPS; about 20 minutes on 2 cores
 
 CLIPS holds `caption/items.jsonl` (rows with a split) and its videos. The packages that examples/frozen_towers.py names
 must be installed. Each run is judged twice. "one caption": the first caption of each video is a query, 44 in all; this

@@ -562,9 +562,8 @@ def test_concealed_frames_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.mp4"
     rng = np.random.default_rng(0)
     with av.open(str(path), "w") as container:  # noise, so that a frame is long enough to be damaged in its middle
-        stream: Any = container.add_stream(
-            "libx264", rate=10, options={"g": "10", "bf": "0", "coder": "0", "threads": "1"}
-        )
+        options = {"g": "10", "bf": "0", "coder": "0", "sc_threshold": "0", "threads": "1"}
+        stream: Any = container.add_stream("libx264", rate=10, options=options)
         stream.width, stream.height, stream.pix_fmt = 128, 96, "yuv420p"
         for _ in range(20):
             frame = av.VideoFrame.from_ndarray(rng.integers(0, 256, (96, 128, 3), np.uint8), format="rgb24")
