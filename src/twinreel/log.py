@@ -135,7 +135,10 @@ class RunLog:
         if self.folder is None:
             return
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            finite = {name: None if value != value else value for name, value in values.items()}  # JSON has no NaN
+            finite = {  # JSON knows neither NaN nor infinity
+                name: None if isinstance(value, float) and not math.isfinite(value) else value
+                for name, value in values.items()
+            }
             file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
         for name, value in values.items():
             if isinstance(value, (int, float)) and math.isfinite(value):

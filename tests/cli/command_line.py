@@ -68,7 +68,7 @@ def twinreel(*arguments: object) -> Outcome:
 def start(
     *arguments: object, folder: Path | None = None, program: Sequence[str] = ("-m", "twinreel"), **environment: str
 ) -> subprocess.Popen[str]:
-    """Start a command as a process of its own, on one thread, with stdout and stderr as text pipes."""
+    """Start a command as a process (and group) of its own, on one thread, with stdout and stderr as text pipes."""
     return subprocess.Popen(
         [sys.executable, *program, *map(str, arguments)],
         cwd=folder,
@@ -76,6 +76,7 @@ def start(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
 
 

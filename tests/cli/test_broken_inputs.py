@@ -167,7 +167,7 @@ def test_a_window_outside_its_video_is_an_excluded_sample(collection, tmp_path):
         ({"label": ["run"] * 7 + [""]}, ("data.caption_template=a {label}",), ("rows.csv:9", "neither caption nor")),
         ({"label": ["3"] * 8}, ("data.caption_template=a {label}",), ("label 3 is a number",)),
         ({"label": ["run"] * 8}, ("data.caption_template=a {lable}",), ("caption_template", "{label}")),
-        ({"caption_file": ["gone.csv"] * 8}, (), ("row '", "caption file", "gone.csv' does not exist")),
+        ({"caption_file": ["gone.csv"] * 8}, (), ("listed caption files do not exist", "gone.csv", "data.root")),
         ({"caption": ["!?, ..."] * 8}, (), ("no word",)),
         ({"split": ["train"] * 8}, ("data.split=train",), ("no word",)),
         ({"caption": ["a"] * 8, "split": ["train"] * 8}, (), ("the rows have splits (train)", "data.split=NAME")),
@@ -213,6 +213,24 @@ def test_a_file_that_is_no_manifest(trained, tmp_path, name, content, words):
     twinreel("embed", trained.run, "--input", path, "--out", tmp_path / "index").fails(*words)
     assert hashes(trained.run) == before
     assert {item.name for item in tmp_path.iterdir()} <= {name}
+
+
+def test_a_few_caption_files_that_cannot_be_read_are_faults_and_said_before_the_first_step(collection, tmp_path):
+    for i in range(40):
+        (tmp_path / f"{i}.csv").write_text(f"start,end,text\n0,1,video number {i}\n")
+    (tmp_path / "3.csv").unlink()
+    (tmp_path / "7.csv").write_text("start,end,text\nsoon,1,what\n")
+    files = [tmp_path / f"{i}.csv" for i in range(40)]
+    manifest = collection.manifest(tmp_path / "rows.csv", caption_file=files)
+    outcome = twinreel(
+        "train", *own(manifest, "train.num_steps=2", "train.global_batch_size=20"), "--out", tmp_path / "run"
+    )
+    assert outcome.code == 0, outcome
+    before = outcome.err.split("step 1/2")[0]
+    for words in ("3.csv' does not exist", "7.csv:2:", "'soon' must be a number of seconds"):
+        assert words in before, words
+    reasons = sorted(fault["reason"] for fault in faults_of(tmp_path / "run"))
+    assert len(reasons) == 2 and "3.csv' does not exist" in reasons[0] and "7.csv" in reasons[1], reasons
 
 
 # ---- recipes
@@ -541,7 +559,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_its_metrics_an
 
 
 @pytest.mark.xfail(
-    reason="training._open_run: only checkpoints are looked for in a folder that is not empty", strict=True
+    reason="run_folder.open_run: only checkpoints are looked for in a folder that is not empty", strict=True
 )
 def test_a_new_run_does_not_mix_with_what_another_left_behind(trained, copy_of):
     run = copy_of(trained.run)

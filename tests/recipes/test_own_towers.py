@@ -169,6 +169,14 @@ def test_parts_may_have_any_name(folder, part):
     assert twinreel("train", *RECIPE, model(), "--out", "run", "--resume", "step_2").code == 0
 
 
+@pytest.mark.xfail(reason="training._start_line formats frame_rate=None before anything refuses it", strict=True)
+def test_towers_that_sample_by_stride_are_told_to_state_a_rate(folder):
+    (folder / "mytowers.py").write_text(MODULE.replace("frame_rate=4.0", "frame_stride=2"))
+    twinreel("check", *RECIPE, model(), "--out", "sheet.png").fails("frame_stride=2", "set frame_rate instead")
+    twinreel("train", *RECIPE, model(), "--out", "run").fails("frame_stride=2", "set frame_rate instead")
+    assert not (folder / "run").exists()
+
+
 def test_a_loss_of_ones_own(folder):
     for strength, out in ((2.0, "two"), (1.0, "one")):
         task = f"task={{loss: 'mytowers:squared', strength: {strength}}}"

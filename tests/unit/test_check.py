@@ -1,6 +1,7 @@
 """Look before you train: the contact sheet shows what the model sees, and the facts are those of the files."""
 
 import csv
+import shutil
 
 import numpy as np
 import pytest
@@ -136,12 +137,19 @@ def test_a_sheet_that_cannot_be_written_is_an_error_of_the_user(tmp_path, name):
 # ---- the whole check
 
 
-@pytest.fixture
-def collection(tmp_path):
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory):
     """Eight videos of 20 frames at 10 Hz; video i carries the numbers from 100 i on."""
+    folder = tmp_path_factory.mktemp("videos")
     for i in range(8):
-        make_video(tmp_path / f"{i}.mp4", num_frames=20, frame_rate=10, size=(SIDE, SIDE), first_number=100 * i)
-    return tmp_path
+        make_video(folder / f"{i}.mp4", num_frames=20, frame_rate=10, size=(SIDE, SIDE), first_number=100 * i)
+    return folder
+
+
+@pytest.fixture
+def collection(videos, tmp_path):
+    """A copy of the videos, to be spoiled."""
+    return shutil.copytree(videos, tmp_path / "collection")
 
 
 def manifest(folder, captions=None, names=None):

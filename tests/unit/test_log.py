@@ -87,6 +87,15 @@ def test_a_line_that_a_kill_cut_off_is_dropped_on_resume(tmp_path, cut):
     assert steps_of(tmp_path) == [("train", 1), ("train", 2), ("eval", 2), ("train", 3), ("train", 4), ("eval", 4)]
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_json_does_not_know_is_null(tmp_path, value):
+    with RunLog(tmp_path, quiet=True) as log:
+        log.record("train", 1, {"loss": value, "steps": 3, "name": "a"})
+    text = (tmp_path / "metrics.jsonl").read_text()
+    record = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert record == {"kind": "train", "step": 1, "loss": None, "steps": 3, "name": "a"}
+
+
 def test_resuming_without_a_metrics_file_starts_one(tmp_path):
     write_run(tmp_path, [5], resume_step=4)
     assert steps_of(tmp_path) == [("train", 5)]
@@ -187,6 +196,14 @@ def test_progress_on_a_terminal_rewrites_one_line_and_leaves_none(monkeypatch, c
         screen = piece + screen[len(piece) :]
     assert screen.rstrip() == "next"
     assert "\rshort      " in stream.getvalue()  # covers the longer line before it
+
+
+def test_a_line_longer_than_the_terminal_is_cut_because_a_wrapped_one_cannot_be_rewritten(monkeypatch, clock):
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("COLUMNS", "20")
+    Progress().show("x" * 50, force=True)
+    assert stream.getvalue().strip("\r") == "x" * 19
 
 
 # ---- the meter

@@ -87,10 +87,13 @@ class _Expected:
         """Note a frame; the latest time before it at which one should have come, None if all are there."""
         if not self.times or frame.pts is None:
             return None
+        if frame.interlaced_frame:  # each of the two fields may have its own packet, and only one of them a frame
+            self._watched = False
+            self.times.clear()
+            return None
         gone = [time for time in self.times if time < frame.pts]
         self.times.difference_update(gone, (frame.pts,))
-        # Fields may come in packets of their own. A first frame that is no key frame was refreshed bit by bit.
-        excused = frame.interlaced_frame or not (self._begun or frame.key_frame)
+        excused = not (self._begun or frame.key_frame)  # a picture that was refreshed bit by bit has no key frame
         self._begun = True
         return None if excused else max(gone, default=None)
 
