@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from twinreel.data.plan import keyed_seed
 from twinreel.data.sources import load_rows, source_notes
 from twinreel.errors import CheckpointError, ConfigError
 from twinreel.models import create_model
-from twinreel.models.weights import load_partial
+from twinreel.models.weights import Weights, load_partial
 from twinreel.recipe import DataSection, EvalSection, Recipe, load_recipe
 from twinreel.tasks import TASKS, Contrastive
 from twinreel.text import Vocabulary
@@ -38,6 +39,12 @@ __all__ = [
 ]
 
 
+_log = logging.getLogger(__name__)
+
+# What a trained run can be asked to do otherwise: how it is judged, where data lie, where it computes.
+CHANGEABLE = ("eval.", "data.root", "data.manifest", "data.num_workers", "data.worker_start", "train.device")
+
+
 def pick_device(name: str) -> torch.device:
     """The device of a run.
 
@@ -53,6 +60,8 @@ def pick_device(name: str) -> torch.device:
 
 def _rows(section: DataSection | EvalSection, source: str, root: str | None, split: str | None) -> list[Clip]:
     options = dict(section.options)
+    if source == "manifest" and section.manifest is None:
+        raise ConfigError("data.manifest is missing: name your CSV or JSONL, e.g. data.manifest=my_videos.csv")
     if source == "manifest":
         options |= {"manifest": section.manifest, "caption_template": section.caption_template}
     if split == "all":
@@ -83,13 +92,19 @@ def evaluates(recipe: Recipe) -> bool:
     return bool(recipe.eval.split or recipe.eval.source or recipe.eval.manifest)
 
 
-def evaluation_rows(recipe: Recipe, section: EvalSection | None = None) -> list[Clip]:
-    """The rows that a recipe is judged by; what `eval` leaves out is that of `data`."""
+def evaluation_rows(recipe: Recipe, section: EvalSection | None = None, *, own_root: bool = False) -> list[Clip]:
+    """The rows that a recipe is judged by; what `eval` leaves out is that of `data`.
+
+    Args:
+        recipe: the recipe.
+        section: what to judge on instead of the recipe's own `eval`.
+        own_root: no root means the manifest's own folder, not the root of `data`.
+    """
     data, section = recipe.data, section or recipe.eval
     manifest = section.manifest or (data.manifest if section.source is None else None)
     source = section.source or ("manifest" if section.manifest else data.source)
     inherited = (data.options if source == data.source else {}) | section.options
-    root = section.root if section.root is not None or section.manifest or section.source else data.root
+    root = data.root if section.root is None and source == data.source and not own_root else section.root
     filled = EvalSection(
         source=source,
         manifest=manifest,
@@ -127,12 +142,14 @@ def build_model(recipe: Recipe, captions: Iterable[str]) -> nn.Module:
     elif ":" in section.name:
         vocabulary = None  # the user's own towers bring what they need
     else:
-        vocabulary = Vocabulary.build(captions, min_count=section.min_word_count, fold_case=section.fold_case)
-        if not vocabulary.words:
+        try:
+            vocabulary = Vocabulary.build(captions, min_count=section.min_word_count, fold_case=section.fold_case)
+        except ConfigError as error:
             raise ConfigError(
-                "no vocabulary: the captions hold no word that occurs "
-                f"{section.min_word_count} times; lower model.min_word_count or give model.vocabulary"
-            )
+                f"no vocabulary can be built: the captions of the training rows hold no word that occurs "
+                f"{section.min_word_count} times (model.min_word_count). Look at the captions (`twinreel check`), or "
+                "give model.vocabulary"
+            ) from error
     whole = section.weights if isinstance(section.weights, str) else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(keyed_seed(recipe.train.seed, "weights"))
@@ -171,7 +188,6 @@ class Run:
     recipe: Recipe
     model: nn.Module
     task: Contrastive
-    warnings: Sequence[str] = ()
 
 
 def load_run(folder: str | Path, checkpoint: str | None = None, overrides: Sequence[str] = ()) -> Run:
@@ -188,12 +204,24 @@ def load_run(folder: str | Path, checkpoint: str | None = None, overrides: Seque
     folder = Path(folder)
     if not (folder / "recipe.yaml").is_file():
         raise CheckpointError(f"{folder}: not a run folder (no recipe.yaml); give what `twinreel train --out` wrote")
+    _refuse_idle_overrides(folder, overrides)
     recipe = load_recipe(folder / "recipe.yaml", overrides)
     if checkpoint is None and (folder / "checkpoints" / "best").exists():
         checkpoint = "best"
     path, warnings = find_checkpoint(folder, checkpoint)
+    for warning in warnings:
+        _log.warning("%s: %s", folder, warning)
     model = model_from_checkpoint(path)
-    return Run(folder=folder, checkpoint=path, recipe=recipe, model=model, task=build_task(recipe), warnings=warnings)
+    return Run(folder=folder, checkpoint=path, recipe=recipe, model=model, task=build_task(recipe))
+
+
+def _refuse_idle_overrides(folder: Path, overrides: Sequence[str]) -> None:
+    idle = [override for override in overrides if not override.startswith(CHANGEABLE)]
+    if idle:
+        raise ConfigError(
+            f"{folder}: {', '.join(idle)} cannot change a trained run (its checkpoint holds model and task); "
+            f"what can be changed: {', '.join(CHANGEABLE)}"
+        )
 
 
 def model_from_checkpoint(path: Path) -> nn.Module:
@@ -202,7 +230,7 @@ def model_from_checkpoint(path: Path) -> nn.Module:
     vocabulary = Vocabulary.load(path / "vocabulary.json") if saved["has_vocabulary"] else None
     return create_model(
         saved["name"],
-        weights=read_weights(path),
+        weights=Weights(source=str(path), layout="twinreel", tensors=read_weights(path)),
         vocabulary=vocabulary,
         preprocessing=saved["preprocessing"],
         **saved["options"],

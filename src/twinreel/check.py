@@ -15,32 +15,23 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from twinreel.assembly import (
-    build_model,
-    build_task,
-    evaluates,
-    evaluation_rows,
-    pick_device,
-    training_notes,
-    training_rows,
-)
+from twinreel.assembly import training_notes
 from twinreel.data.captions import collection_captions
-from twinreel.data.clip import Batch, Fault
+from twinreel.data.clip import Batch
 from twinreel.data.dataset import ClipDataset
-from twinreel.data.loader import load_batches, refuse_missing_files
-from twinreel.data.manifest import missing_videos
-from twinreel.data.plan import Plan
+from twinreel.data.loader import load_batches
 from twinreel.data.transforms import network_input
 from twinreel.errors import ConfigError, DataError
 from twinreel.evaluation import build_gallery
 from twinreel.models.preprocessing import Preprocessing
 from twinreel.recipe import Recipe
-from twinreel.training import training_rules
+from twinreel.training import Parts, build_parts, training_rules
 
 __all__ = ["CheckResult", "check_recipe", "draw_contact_sheet"]
 
 SHEET_ROWS = 8
 SHEET_FRAMES = 8
+MOST_CAPTIONS = 100_000  # looked at for unknown words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,35 +61,29 @@ def check_recipe(recipe: Recipe, sheet: Path) -> CheckResult:
     Raises:
         ConfigError, DataError: what training would stop at.
     """
-    rows = training_rows(recipe)
-    evaluation = _evaluation_facts(recipe)
-    missing = refuse_missing_files(rows, recipe.data.max_faults)
-    plan = Plan(num_rows=len(rows), seed=recipe.train.seed, global_batch_size=recipe.train.global_batch_size)
-    caption_faults: list[Fault] = []
-    captions = list(islice(collection_captions(rows, caption_faults), 100_000))
-    model = build_model(recipe, captions)
-    device = pick_device(recipe.train.device)
-    model.to(device).train()
+    parts = build_parts(recipe)
+    model = parts.model.train()
+    captions = list(islice(collection_captions(parts.rows, []), MOST_CAPTIONS))
     began = time.perf_counter()
-    batch = _first_batch(recipe, rows, plan, model)
+    batch = _first_batch(recipe, parts)
     read_seconds = time.perf_counter() - began
     if not bool(batch.valid.any()):
         raise DataError(f"no sample of the first batch can be read; first: {batch.faults[0].reason}")
     preprocessing: Any = model.preprocessing
-    video = network_input(batch, preprocessing, device)
+    video = network_input(batch, preprocessing, parts.device)
     draw_contact_sheet(batch, video, preprocessing, sheet)
     began = time.perf_counter()
-    loss, count = build_task(recipe).compute_loss(model, video, batch)
+    loss, count = parts.task.compute_loss(model, video, batch)
     torch.autograd.backward(loss)
     compute_seconds = time.perf_counter() - began
     without = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     facts = {
-        "rows": len(rows),
-        "missing_files": len(missing),
-        **evaluation,
-        "captions": len(captions),
+        "rows": len(parts.rows),
+        "missing_files": len(parts.missing),
+        "evaluation": _evaluation_fact(recipe, parts),
+        "captions": f"the first {MOST_CAPTIONS}" if len(captions) == MOST_CAPTIONS else len(captions),
         **_vocabulary_facts(model, captions),
-        "steps_per_epoch": plan.steps_per_epoch,
+        "steps": f"{parts.plan.steps_per_epoch} an epoch, {parts.total_steps} in all",
         "clip": f"{preprocessing.num_frames} frames at {preprocessing.frame_rate:g} a second = "
         f"{preprocessing.clip_seconds:g} s",
         "network_input": "x".join(map(str, video.shape)),
@@ -110,7 +95,7 @@ def check_recipe(recipe: Recipe, sheet: Path) -> CheckResult:
         "compute_seconds": f"{compute_seconds:.2f} forward and backward",
         "contact_sheet": str(sheet),
     }
-    faults = [*caption_faults, *batch.faults]
+    faults = [*parts.caption_faults, *batch.faults]
     warnings = [*training_notes(recipe), *dict.fromkeys(fault.reason for fault in faults[:5])]
     if batch.repeated_frames > batch.pts_seconds.numel() / 4:
         warnings.append("more than a quarter of the frames repeat the last one: clips are longer than these videos")
@@ -121,19 +106,17 @@ def check_recipe(recipe: Recipe, sheet: Path) -> CheckResult:
     return CheckResult(facts=facts, warnings=warnings)
 
 
-def _evaluation_facts(recipe: Recipe) -> dict[str, Any]:
-    if not evaluates(recipe):
-        return {"evaluation": "none (set eval.split, eval.manifest or eval.source)"}
-    rows = evaluation_rows(recipe)
-    gallery = build_gallery(rows, merge_equal_captions=recipe.eval.merge_equal_captions)
-    missing = len(missing_videos(rows))
-    return {"evaluation": f"{len(gallery.queries)} queries, {len(gallery.candidates)} videos, {missing} files missing"}
+def _evaluation_fact(recipe: Recipe, parts: Parts) -> str:
+    if not parts.eval_rows:
+        return "none (set eval.split, eval.manifest or eval.source)"
+    gallery = build_gallery(parts.eval_rows, merge_equal_captions=recipe.eval.merge_equal_captions)
+    return f"{len(gallery.queries)} queries, {len(gallery.candidates)} videos"
 
 
-def _first_batch(recipe: Recipe, rows: Sequence[Any], plan: Plan, model: torch.nn.Module) -> Batch:
-    dataset = ClipDataset(rows, training_rules(recipe, model))
+def _first_batch(recipe: Recipe, parts: Parts) -> Batch:
+    dataset = ClipDataset(parts.rows, training_rules(recipe, parts.model))
     size = recipe.train.micro_batch_size or recipe.train.global_batch_size
-    return next(load_batches(dataset, plan.micro_batches(0, 1, size), num_workers=0))
+    return next(load_batches(dataset, parts.plan.micro_batches(0, 1, size), num_workers=0))
 
 
 def _vocabulary_facts(model: torch.nn.Module, captions: Sequence[str]) -> dict[str, Any]:

@@ -6,10 +6,11 @@ a traceback. Exit codes: 0 done, 2 mend it, 1 our bug, 143 stopped by SIGTERM wi
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import re
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,6 +36,9 @@ Json = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
 Checkpoint = Annotated[str | None, typer.Option(help="last, best or step_N; default best, else last")]
 
 
+MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
+
+
 def main() -> None:
     """Run the command line and exit."""
     # Torch's threads sleep instead of spinning while they wait for each other: on cores that are shared with reader
@@ -42,25 +46,57 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     code = 0
     try:
-        app(args=_resume_value(sys.argv[1:]))
+        code = app(args=_resume_value(sys.argv[1:]), standalone_mode=False) or 0
+        sys.stdout.flush()
     except TwinreelError as error:
         print(f"twinreel: {error}", file=sys.stderr)
         code = 2
+    except KeyboardInterrupt:
+        print("twinreel: interrupted", file=sys.stderr)
+        code = 130
     except BrokenPipeError:
         sys.stdout = None  # the reader of our output (head, less) has seen enough
         code = 0
-    except Exception:
-        traceback.print_exc()
-        print("twinreel: this is a bug in twinreel; please report it with the text above", file=sys.stderr)
-        code = 1
+    except Exception as error:
+        code = _explain(error)
     sys.exit(code)
+
+
+def _explain(error: Exception) -> int:
+    """Say what went wrong with words that fit whose mistake it is; the exit code."""
+    usage = getattr(error, "show", None)  # typer's own errors: an unknown option, a missing argument
+    if usage is not None:
+        usage()
+        return int(getattr(error, "exit_code", 2))
+    if type(error).__name__ == "Abort":
+        return 130
+    if isinstance(error, OSError) and error.errno in MENDABLE:
+        print(f"twinreel: {error.strerror}: {error.filename or 'the file system'}", file=sys.stderr)
+        return 2
+    traceback.print_exception(error)
+    place = _users_own_code(error)
+    if place is not None:
+        print(f"twinreel: the error comes from your own code: {place}", file=sys.stderr)
+        return 2
+    print("twinreel: this is a bug in twinreel; please report it with the text above", file=sys.stderr)
+    return 1
+
+
+def _users_own_code(error: Exception) -> str | None:
+    """`file:line` of the innermost frame that belongs neither to twinreel nor to an installed package, if any."""
+    ours = (str(Path(__file__).parent), sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), "<")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(ours) and Path(frame.filename).name not in ("twinreel", "__main__.py"):
+            return f"{frame.filename}:{frame.lineno}"
+    return None
 
 
 def _resume_value(arguments: list[str]) -> list[str]:
     """`--resume step_1000` becomes `--resume-from step_1000`: an option whose value may be left out."""
     for i, argument in enumerate(arguments[:-1]):
-        if argument == "--resume" and re.fullmatch(r"last|best|(step_)?[0-9]+", arguments[i + 1]):
-            return [*arguments[:i], "--resume-from", *arguments[i + 1 :]]
+        value = arguments[i + 1]
+        if argument == "--resume" and "=" not in value and not value.startswith("-"):
+            return [*arguments[:i], "--resume-from", Path(value).name, *arguments[i + 2 :]]
     return arguments
 
 
@@ -72,6 +108,19 @@ def _load(name: str, overrides: list[str] | None) -> Recipe:
     from twinreel.recipe import load_recipe
 
     return load_recipe(name, overrides or [])
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="print the version")] = False
+) -> None:
+    """Train, evaluate and use models that understand video and connect it with language."""
+    if version:
+        import twinreel
+
+        print(f"twinreel {twinreel.__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @app.command()
@@ -144,6 +193,7 @@ def train(
         bool, typer.Option("--resume", help="go on from the newest checkpoint, or --resume step_N")
     ] = False,
     resume_from: Annotated[str | None, typer.Option(hidden=True)] = None,
+    as_json: Json = False,
 ) -> None:
     """Train a recipe into a run folder."""
     if out is None:
@@ -151,7 +201,10 @@ def train(
     from twinreel.training import train as run_training
 
     result = run_training(_load(recipe, overrides), out, resume=resume_from or resume)
-    if result.report is not None:
+    if as_json:
+        report = result.report.to_json() if result.report else None
+        _print_json({"steps": result.steps, "total_steps": result.total_steps, "report": report})
+    elif result.report is not None:
         print(result.report.to_table())
     if result.stopped_by is not None:
         raise typer.Exit(143 if result.stopped_by == "SIGTERM" else 130)
@@ -242,7 +295,7 @@ def embed(
     if as_json:
         _print_json(_as_dict(result))
     else:
-        counts = f"{result.written} written, {len(result.faults)} failed"
+        counts = f"{result.written} written, {result.already_there} already there, {len(result.faults)} failed"
         print(f"{result.listed} videos listed: {counts}; {result.windows} windows in {out}")
     if result.faults:
         for fault in result.faults[:5]:
@@ -281,7 +334,7 @@ def _rows(source: str, root: str | None, split: str | None) -> list[Clip]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot read this file of sentences: {error}") from error
 

@@ -26,6 +26,17 @@ from twinreel.errors import ConfigError
 __all__ = ["Tree", "check_options", "import_function", "load_tree", "nearest", "option_defaults", "validate"]
 
 COMMAND_LINE = "command line"
+# What others call our keys.
+ALIASES = {
+    "lr": "learning_rate",
+    "bs": "global_batch_size",
+    "batch_size": "global_batch_size",
+    "epochs": "num_epochs",
+    "fps": "frame_rate",
+    "steps": "num_steps",
+    "workers": "num_workers",
+    "image_size": "crop_size",
+}
 Section = TypeVar("Section", bound=BaseModel)
 
 
@@ -69,14 +80,27 @@ class Tree:
 def nearest(name: str, candidates: Iterable[str]) -> str:
     """`; did you mean X?` for a misspelt name, or the list of what exists."""
     known = sorted(candidates)
-    by_last_part = {candidate.rpartition(".")[2]: candidate for candidate in known}
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if not close:
-        close = difflib.get_close_matches(name.rpartition(".")[2], list(by_last_part), n=1, cutoff=0.75)
-        close = [by_last_part[last] for last in close]
     if close:
         return f"; did you mean {close[0]}?"
     return f"; there are: {', '.join(known)}" if known else ""
+
+
+def nearest_key(dotted: str, sections: Mapping[str, Iterable[str]]) -> str:
+    """`; did you mean section.key?` for a misspelt dotted key: in its own section, else in another, else a list.
+
+    Only the last part is compared: a shared section name makes no two keys alike.
+    """
+    parent, _, last = dotted.rpartition(".")
+    prefix = f"{parent}." if parent else ""
+    here = sorted(sections.get(parent, ()))
+    last = ALIASES.get(last, last)
+    for key in difflib.get_close_matches(last, here, n=1, cutoff=0.6):
+        return f"; did you mean {prefix}{key}?"
+    everywhere = {key: section for section, keys in sections.items() for key in keys}
+    for key in difflib.get_close_matches(last, sorted(everywhere), n=1, cutoff=0.8):
+        return f"; did you mean {everywhere[key]}.{key}?".replace("mean .", "mean ")
+    return f"; there are: {', '.join(prefix + key for key in here)}" if here else ""
 
 
 def load_tree(path: Path | None, overrides: Sequence[str] = (), *, text: str | None = None) -> Tree:
@@ -96,20 +120,20 @@ def load_tree(path: Path | None, overrides: Sequence[str] = (), *, text: str | N
                 raise ConfigError(f"{path}: cannot read this recipe: {error.strerror}") from error
             except UnicodeDecodeError as error:
                 raise ConfigError(f"{path}: not a text file in UTF-8 ({error.reason})") from error
-    loader = _Loader(text)
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         tree = Tree({}, {"": name})
         if node is not None:
             if not isinstance(node, yaml.MappingNode):
                 raise ConfigError(f"{name}:1: a recipe is a mapping of sections (model:, task:, data:, ...)")
             tree.values = _mapping(loader, node, "", name, tree)
+    except RecursionError as error:
+        raise ConfigError(f"{name}: an anchor holds itself (&x ... *x); write the values out") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
         raise ConfigError(f"{name}{line}: not valid YAML: {getattr(error, 'problem', error)}") from error
-    finally:
-        loader.dispose()
     for override in overrides:
         _override(tree, override)
     return tree
@@ -188,18 +212,14 @@ def _translate(tree: Tree, item: Any, known: Mapping[str, Iterable[str]]) -> Non
         dotted = dotted.rpartition(".")[0]  # drop pydantic's own names for branches of a union
     kind = item["type"]
     if kind == "extra_forbidden":
-        everywhere = [f"{parent}.{key}" if parent else key for parent, keys in known.items() for key in keys]
-        parent = dotted.rpartition(".")[0]
-        here = [f"{parent}.{key}" if parent else key for key in known.get(parent, ())]
-        text = nearest(dotted, here)
-        if "did you mean" not in text:
-            elsewhere = nearest(dotted, everywhere)
-            text = elsewhere if "did you mean" in elsewhere else text
-        tree.problem(dotted, f"unknown key {dotted}{text}")
+        tree.problem(dotted, f"unknown key {dotted}{nearest_key(dotted, known)}")
     elif kind == "missing":
         tree.problem(dotted, f"{'.'.join(location)} is missing and has no default; add it")
-    elif kind == "value_error":
-        tree.problem(dotted, f"{dotted or 'recipe'}: {item['ctx']['error']}")
+    elif kind == "value_error":  # of several keys of a section: the place is the command line if any of them is there
+        overridden = [
+            key for key, place in tree.origins.items() if place == COMMAND_LINE and key.startswith(f"{dotted}.")
+        ]
+        tree.problem(overridden[0] if overridden else dotted, f"{dotted or 'recipe'}: {item['ctx']['error']}")
     else:
         tree.problem(dotted, f"{dotted}: got {_short(item['input'])}; {_lower_first(item['msg'])}")
 
@@ -291,7 +311,7 @@ def check_options(
     for name, value in options.items():
         dotted = f"{section}.{name}"
         if name not in parameters:
-            text = nearest(dotted, [f"{section}.{known}" for known in [*parameters, *fields]])
+            text = nearest_key(dotted, {section: [*parameters, *fields]})
             tree.problem(dotted, f"unknown key {dotted} (not an option of {title}){text}")
             continue
         try:

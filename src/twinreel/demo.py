@@ -28,6 +28,7 @@ from twinreel.training import train
 
 __all__ = ["DemoResult", "repeat_one_frame", "run_demo"]
 
+MARKER = ".twinreel_demo"
 COLUMNS = ("text_to_video/recall_at_1", "text_to_video/recall_at_5", "video_to_text/recall_at_1")
 
 
@@ -134,13 +135,18 @@ def run_demo(folder: str | Path, *, seed: int = 0, overrides: tuple[str, ...] = 
 
 
 def _make_room(folder: Path) -> None:
-    mine = {"videos", "run", "index"}
-    if folder.exists():
+    """Only what an earlier demo made, known by its marker, is replaced."""
+    if folder.is_dir():
+        mine = {MARKER, "videos", "run", "index"}
         others = sorted(item.name for item in folder.iterdir() if item.name not in mine)
-        if others:
-            raise ConfigError(f"{folder} holds other things ({', '.join(others[:3])}); choose another --out")
-        for name in mine:
+        if others or (any(folder.iterdir()) and not (folder / MARKER).is_file()):
+            raise ConfigError(
+                f"{folder} holds what no demo made ({', '.join(others[:3]) or 'no marker'}); choose another --out"
+            )
+        for name in ("videos", "run", "index"):
             shutil.rmtree(folder / name, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARKER).write_text("made by `twinreel demo`, which may replace this folder\n", encoding="utf-8")
 
 
 def _untrained(recipe: Recipe, rows: list[Clip], test_rows: list[Clip]) -> Report:

@@ -7,9 +7,9 @@ named, and scores over fewer videos are given only on request.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from twinreel.assembly import Run, evaluation_rows, load_run, pick_device
 from twinreel.data.captions import row_captions
 from twinreel.data.clip import Batch, Clip, Fault
 from twinreel.data.dataset import ClipDataset, ViewRules
-from twinreel.data.loader import load_batches
+from twinreel.data.loader import WorkerStart, load_batches
 from twinreel.data.transforms import network_input
 from twinreel.errors import ConfigError, DataError
 from twinreel.recipe import EvalSection, Recipe
@@ -46,6 +46,13 @@ class Report:
             "protocol": self.protocol,
             "faults": [asdict(fault) for fault in self.faults],
         }
+
+    def placed(self, recipe: Recipe, section: EvalSection, checkpoint: str) -> Report:
+        """The same with what was judged, and on what, in the protocol."""
+        source = section.manifest or section.source or recipe.data.manifest or recipe.data.source
+        named = ", ".join(source) if isinstance(source, tuple) else source
+        head = {"source": named, "split": section.split or "all"}
+        return replace(self, protocol=head | self.protocol | {"checkpoint": checkpoint})
 
     def headline(self) -> str:
         """One line: both directions and the loss."""
@@ -117,6 +124,17 @@ def build_gallery(rows: Sequence[Clip], *, merge_equal_captions: bool) -> Galler
     return Gallery(candidates=kept, queries=queries, positives=positives)
 
 
+class Embedded(NamedTuple):
+    """Embeddings (N, D) float32 on the CPU; which rows could be read (N,) bool; why the others could not; how many
+    frames repeat the last one of a video that is shorter than a clip.
+    """
+
+    embeddings: Tensor
+    valid: Tensor
+    faults: list[Fault]
+    repeated_frames: int
+
+
 @torch.no_grad()
 def embed_videos(
     model: nn.Module,
@@ -127,9 +145,10 @@ def embed_videos(
     device: torch.device,
     batch_size: int,
     num_workers: int = 0,
+    worker_start: WorkerStart = "fork",
     transform: Callable[[Batch], Batch] | None = None,
     report: Callable[[int, int], None] | None = None,
-) -> tuple[Tensor, Tensor, list[Fault]]:
+) -> Embedded:
     """Embeddings of rows, each row once, in order.
 
     Args:
@@ -140,19 +159,18 @@ def embed_videos(
         device: where the model is.
         batch_size: clips at once (rows x views).
         num_workers: reader processes.
+        worker_start: how they are started.
         transform: changes a batch before it reaches the model, e.g. for an ablation.
         report: called with (rows done, rows in all).
-
-    Returns:
-        (N, D) float32 on the CPU; (N,) bool, which rows could be read; why the others could not.
     """
-    rows_at_once = max(1, batch_size // rules.num_clips)
+    rows_at_once = max(1, batch_size // rules.clips_a_row)
     keys = (
         [(0, i) for i in range(first, min(first + rows_at_once, len(rows)))]
         for first in range(0, len(rows), rows_at_once)
     )
-    embeddings, valid, faults = [], [], []
-    for batch in load_batches(ClipDataset(rows, rules), keys, num_workers=num_workers):
+    embeddings, valid, faults, repeated = [], [], [], 0
+    dataset = ClipDataset(rows, rules)
+    for batch in load_batches(dataset, keys, num_workers=num_workers, worker_start=worker_start):
         batch = batch if transform is None else transform(batch)
         num_rows, num_clips = batch.frames.shape[:2]
         batch.frames = batch.frames.flatten(0, 1)
@@ -161,9 +179,10 @@ def embed_videos(
         embeddings.append(task.combine_views(clips.view(num_rows, num_clips, -1)).cpu())
         valid.append(batch.valid)
         faults += batch.faults
+        repeated += batch.repeated_frames
         if report is not None:
             report(sum(map(len, valid)), len(rows))
-    return torch.cat(embeddings), torch.cat(valid), faults
+    return Embedded(torch.cat(embeddings), torch.cat(valid), faults, repeated)
 
 
 @torch.no_grad()
@@ -184,6 +203,7 @@ def evaluate_retrieval(
     *,
     device: torch.device,
     num_workers: int = 0,
+    worker_start: WorkerStart = "fork",
     loss_batch_size: int = 32,
     transform: Callable[[Batch], Batch] | None = None,
     report: Callable[[int, int], None] | None = None,
@@ -198,9 +218,9 @@ def evaluate_retrieval(
     preprocessing: Any = model.preprocessing
     rules = ViewRules(preprocessing=preprocessing, num_clips=section.num_clips, windows=section.windows)
     gallery = build_gallery(rows, merge_equal_captions=section.merge_equal_captions)
-    videos, valid, faults = embed_videos(
+    videos, valid, faults, repeated = embed_videos(
         model, task, gallery.candidates, rules, device=device, batch_size=section.batch_size,
-        num_workers=num_workers, transform=transform, report=report,
+        num_workers=num_workers, worker_start=worker_start, transform=transform, report=report,
     )  # fmt: skip
     expected = len(gallery.candidates)
     if faults:
@@ -213,9 +233,11 @@ def evaluate_retrieval(
         "queries": len(gallery.queries),
         "candidates": len(gallery.candidates),
         "evaluated": f"{len(gallery.candidates)}/{expected} videos",
-        "windows": f"{section.num_clips} a video, {section.windows}, embeddings averaged",
+        "windows": f"{rules.clips_a_row} a video, {section.windows}, embeddings averaged",
         "frames": f"{preprocessing.num_frames} at {preprocessing.frame_rate:g} a second "
         f"({preprocessing.clip_seconds:g} s)",
+        "repeated_frames": f"{repeated} of {expected * rules.clips_a_row * preprocessing.num_frames}"
+        " (the last one of a video shorter than a clip)",
         "crop": f"center {preprocessing.crop_size} of short side {preprocessing.short_side or preprocessing.crop_size}",
         "similarity": "cosine" if task.normalize else "dot product",
         "ties": "count against the model",
@@ -315,18 +337,19 @@ def evaluate(
         ConfigError, DataError, CheckpointError: with what to do.
     """
     loaded = run if isinstance(run, Run) else load_run(run, checkpoint, overrides)
+    asked = {override.partition("=")[0] for override in overrides}
+    split = loaded.recipe.eval.split if split is None and "eval.split" in asked else split
+    root = loaded.recipe.eval.root if root is None and "eval.root" in asked else root
     section = _section(loaded.recipe, manifest, source, split, root)
-    rows = evaluation_rows(loaded.recipe, section)
+    rows = evaluation_rows(loaded.recipe, section, own_root=manifest is not None or source is not None)
     device = pick_device(loaded.recipe.train.device)
     result = evaluate_retrieval(
         loaded.model.to(device), loaded.task, rows, section, device=device,
-        num_workers=loaded.recipe.data.num_workers, loss_batch_size=loaded.recipe.train.global_batch_size,
+        num_workers=loaded.recipe.data.num_workers, worker_start=loaded.recipe.data.worker_start,
+        loss_batch_size=loaded.recipe.train.global_batch_size,
         report=report,
     )  # fmt: skip
-    named = manifest or section.manifest or section.source or loaded.recipe.data.manifest or loaded.recipe.data.source
-    head = {"source": named, "split": section.split or "all"}
-    tail = {"checkpoint": f"{loaded.folder.name}/{loaded.checkpoint.name}"}
-    return Report(metrics=result.metrics, protocol=head | result.protocol | tail, faults=result.faults)
+    return result.placed(loaded.recipe, section, f"{loaded.folder.name}/{loaded.checkpoint.name}")
 
 
 def _section(

@@ -75,7 +75,8 @@ class Progress:
 class RunLog:
     """The log files of a run folder; with `folder=None` only stderr is written.
 
-    On resume, `metrics.jsonl` is cut back to the checkpoint's step, so that it reads as one uninterrupted run.
+    On resume, `metrics.jsonl` and `faults.jsonl` are cut back to the checkpoint's step, so that they read as one
+    uninterrupted run.
     """
 
     def __init__(self, folder: Path | None, *, resume_step: int | None = None, quiet: bool = False) -> None:
@@ -91,7 +92,8 @@ class RunLog:
         except OSError as error:
             raise ConfigError(f"{folder}: no run folder can be made there: {error.strerror}; choose another") from error
         if resume_step is not None:
-            _cut_back(folder / "metrics.jsonl", resume_step)
+            for name in ("metrics.jsonl", "faults.jsonl"):
+                _cut_back(folder / name, resume_step)
         from torch.utils.tensorboard import SummaryWriter  # half a second, paid only by runs
 
         purge = None if resume_step is None else resume_step + 1
@@ -145,14 +147,23 @@ class RunLog:
                 self.writer.add_scalar(f"{kind}/{name}", value, step)
 
 
+PENDING = ("losses", "norms", "clips", "masked_captions", "captions", "seconds", "waited")
+
+
 class Meter:
     """Means since the last line of metrics.jsonl, and a speed over the last steps for the progress line."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, state: Mapping[str, Any] | None = None) -> None:
         self.device = device
         self.recent: deque[tuple[int, float]] = deque(maxlen=20)
         self.loss = 0.0
         self._reset()
+        for name, value in (state or {}).items():
+            setattr(self, name, value)
+
+    def state(self) -> dict[str, Any]:
+        """What was noted since the last line: a resumed run goes on with it, so that its next line is the same."""
+        return {name: getattr(self, name) for name in PENDING}
 
     def _reset(self) -> None:
         self.losses: list[float] = []

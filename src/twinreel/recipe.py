@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from twinreel import losses
 from twinreel.config import Tree, check_options, import_function, load_tree, nearest, validate
@@ -40,6 +40,15 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
+BestMetric = Literal[
+    "text_to_video/recall_at_1",
+    "text_to_video/recall_at_5",
+    "text_to_video/recall_at_10",
+    "video_to_text/recall_at_1",
+    "video_to_text/recall_at_5",
+    "video_to_text/recall_at_10",
+]
+Split = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value), Field(min_length=1)]
 Cadence = Annotated[str, Field(pattern=r"^[1-9][0-9]* (steps?|epochs?)$")]
 
 RESERVED = {
@@ -104,10 +113,12 @@ class DataSection(_OpenSection):
     source: str = Field("manifest", description="a name of SOURCES, or package.module:function")
     manifest: str | tuple[str, ...] | None = Field(None, description="CSV or JSONL files, for source manifest")
     root: str | None = Field(None, description="folder that paths are relative to; null = the manifest's folder")
-    split: str | None = Field(None, description="rows of this split; all = every row; null = rows have no split")
+    split: Split | None = Field(None, description="rows of this split; all = every row; null = rows have no split")
     caption_template: str | None = Field(None, description="captions from labels: 'a person is {label}'")
     min_window_seconds: NonNegative = Field(0.0, description="shorter caption windows are widened evenly")
-    clip_start: Literal["random", "center", "start"] = Field("random", description="where in the window a clip begins")
+    clip_start: Literal["random", "center", "start", "uniform"] = Field(
+        "random", description="where in the window a clip begins; uniform = its frames spread over the whole window"
+    )
     crop: Literal["random", "square", "center"] = Field(
         "random", description="random: crop_size as it lies; square: largest random square, scaled"
     )
@@ -177,16 +188,20 @@ class EvalSection(_OpenSection):
     source: str | None = Field(None, description="null = that of data")
     manifest: str | tuple[str, ...] | None = Field(None, description="null = that of data")
     root: str | None = Field(None, description="null = that of data")
-    split: str | None = Field(None, description="null with no eval.source or eval.manifest = no evaluation in training")
+    split: Split | None = Field(
+        None, description="null with no eval.source or eval.manifest = no evaluation in training"
+    )
     caption_template: str | None = Field(None, description="null = that of data")
     every: Cadence | None = Field(None, description="`500 steps` or `5 epochs`; null = at the end")
     num_clips: Count = Field(4, description="windows a video, their embeddings averaged")
-    windows: Literal["uniform", "milnce"] = Field("uniform", description="milnce = the founding start times")
+    windows: Literal["uniform", "milnce", "whole"] = Field(
+        "uniform", description="milnce = the founding start times; whole = one clip, its frames over the whole row"
+    )
     batch_size: Count = Field(16, description="clips at once")
     max_words: Count = Field(30, description="words a query; cut or padded")
     merge_equal_captions: bool = Field(False, description="equal captions are one query with several right videos")
     allow_missing: bool = Field(False, description="report scores over the videos that could be read")
-    best_metric: str = Field("text_to_video/recall_at_1", description="largest value = the checkpoint `best`")
+    best_metric: BestMetric = Field("text_to_video/recall_at_1", description="largest value = the checkpoint `best`")
 
 
 class Recipe(_Section):
@@ -199,6 +214,18 @@ class Recipe(_Section):
     train: TrainSection
     eval: EvalSection = Field(default_factory=EvalSection)  # type: ignore[arg-type]
 
+    def with_absolute_paths(self) -> Recipe:
+        """The same, readable from any folder: `root` and `manifest` of data and eval made absolute."""
+        changed = {}
+        for name in ("data", "eval"):
+            section: DataSection | EvalSection = getattr(self, name)
+            manifest = section.manifest
+            paths = (manifest,) if isinstance(manifest, str) else manifest
+            absolute = None if paths is None else tuple(_absolute(path) for path in paths)
+            root = None if section.root is None else _absolute(section.root)
+            changed[name] = section.model_copy(update={"manifest": absolute, "root": root})
+        return self.model_copy(update=changed)
+
     def to_yaml(self) -> str:
         """The resolved recipe, loadable again."""
         values = self.model_dump(mode="json")
@@ -208,12 +235,18 @@ class Recipe(_Section):
         return yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)
 
 
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
 def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """A shipped recipe by name, or a YAML file, with `section.key=value` overrides.
 
     Raises:
         ConfigError: no such recipe, or anything in it is wrong; all problems at once.
     """
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides are a list of key=value; got the string {overrides!r}: write [{overrides!r}]")
     return build_recipe(load_tree(_find(str(name)), overrides))
 
 
@@ -276,12 +309,13 @@ def _choose(tree: Tree, section: str, key: str, table: Mapping[str, Callable[...
         return None  # reported by the typed validation
     defaults: dict[str, type[BaseModel]] = {"task": TaskSection, "data": DataSection}
     name = values.get(key, defaults[section].model_fields[key].default if section in defaults else None)
-    if section == "eval" and name is None:
+    inherits = section == "eval" and name is None
+    if inherits:
         name = "manifest" if values.get("manifest") is not None else _section_value(tree, "data", "source")
     if section == "task" and values.get("name", "contrastive") not in TASKS:
         tree.problem("task.name", f"unknown task {values['name']!r}{nearest(str(values['name']), TASKS)}")
-    if not isinstance(name, str):
-        return None
+    if not isinstance(name, str) or (inherits and ":" not in name and name not in table):
+        return None  # of another type, or said of data.source already
     if ":" in name:
         try:
             return import_function(name, f"{section}.{key}")
@@ -310,8 +344,6 @@ def _check_manifest(tree: Tree) -> None:
                 f"{section}.manifest",
                 f"{section}.manifest goes with {section}.source: manifest, not with {source!r}; leave one out",
             )
-        if section == "data" and source == "manifest" and values.get("manifest") is None:
-            tree.problem("data", "data.manifest is missing: name your CSV or JSONL, e.g. data.manifest=my_videos.csv")
 
 
 def list_recipes() -> list[str]:

@@ -31,6 +31,8 @@ def open_run(run: Path, recipe: Recipe, resume: bool | str) -> tuple[Path | None
     if not resume:
         if has_checkpoints:
             raise ConfigError(f"{run} already holds a run; go on with --resume, or choose another --out")
+        if run.exists() and (not run.is_dir() or any(run.iterdir())):
+            raise ConfigError(f"{run} is not an empty folder; choose another --out (or --resume, if it is a run)")
         return None, []
     if not (run / "recipe.yaml").is_file():
         raise CheckpointError(f"{run}: nothing to resume here (no recipe.yaml); leave --resume out to start")
@@ -71,7 +73,10 @@ def write_run_files(run: Path, recipe: Recipe) -> None:
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in ("twinreel", "torch", "numpy", "av")},
     }
-    for name, text in (("recipe.yaml", recipe.to_yaml()), ("versions.json", json.dumps(versions, indent=1))):
+    for name, text in (
+        ("recipe.yaml", recipe.with_absolute_paths().to_yaml()),
+        ("versions.json", json.dumps(versions, indent=1)),
+    ):
         part = run / f".part_{name}"
         part.write_text(text, encoding="utf-8")
         os.replace(part, run / name)

@@ -7,7 +7,9 @@ An index folder holds `index.json` (which run, which windows), `parts/*.safetens
 from __future__ import annotations
 
 import json
+import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from twinreel.assembly import Run, load_run, pick_device
+from twinreel.data import sampling
 from twinreel.data.clip import Clip, Fault, Sample
 from twinreel.data.dataset import ClipDataset, read_views, window_in_video
 from twinreel.data.decode import probe
@@ -35,11 +38,16 @@ VIDEOS_A_PART = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedResult:
-    """What became of every listed row: listed = written + failed."""
+    """What became of every listed row: listed = written + already there + failed.
+
+    `repeated_frames` counts frames that repeat the last one of a video shorter than a clip.
+    """
 
     listed: int
     written: int
+    already_there: int
     windows: int
+    repeated_frames: int
     faults: list[Fault]
 
 
@@ -84,7 +92,9 @@ class _Windows:
 
     def __call__(self, row: Clip, epoch: int) -> Sample:
         try:
-            return read_views(row, self.preprocessing, lambda start, end: self.pieces[row.id])
+            prep = self.preprocessing
+            clips = [sampling.clip_times(begin, prep.num_frames, prep.sampled_rate) for begin in self.pieces[row.id]]
+            return read_views(row, prep, lambda start, end: clips)
         except DataError as error:
             empty = torch.zeros(0, self.preprocessing.num_frames, 1, 1, 3, dtype=torch.uint8)
             fault = Fault(id=row.id, video=row.video, reason=str(error))
@@ -116,34 +126,68 @@ def embed_collection(
     loaded = run if isinstance(run, Run) else load_run(run, checkpoint)
     preprocessing: Any = loaded.model.preprocessing
     stride = preprocessing.clip_seconds / 2 if stride_seconds is None else stride_seconds
-    if stride <= 0:
-        raise ConfigError(f"stride_seconds={stride}: must be more than 0")
+    if not 0 < stride < math.inf:
+        raise ConfigError(f"stride_seconds={stride}: must be a number of seconds above 0")
     folder = Path(out)
     _open_index(folder, loaded, stride, preprocessing)
-    done = {window["row"] for part in sorted((folder / "parts").glob("*.json")) for window in _read_json(part)}
-    todo = [row for row in rows if row.id not in done]
+    todo = _not_yet_there(folder, rows)
     device = pick_device(loaded.recipe.train.device)
     loaded.model.to(device)
     faults: list[Fault] = []
-    number = len(list((folder / "parts").glob("*.json")))
+    repeated_frames = 0
+    number = len(_parts(folder))
     for first in range(0, len(todo), VIDEOS_A_PART):
         block = todo[first : first + VIDEOS_A_PART]
         windows, embeddings = [], []
-        for row, starts, values in _embed_rows(loaded, block, preprocessing, stride, device, faults):
-            length = preprocessing.clip_seconds
+        for row, spans, values, repeated in _embed_rows(loaded, block, preprocessing, stride, device, faults):
+            mark = _fingerprint(row)
             windows += [
-                {"row": row.id, "video": row.video, "start_seconds": start, "end_seconds": start + length}
-                for start in starts
+                {"row": row.id, "video": row.video, "start_seconds": start, "end_seconds": end, "mark": mark}
+                for start, end in spans
             ]
             embeddings.append(values)
+            repeated_frames += repeated
         if windows:
             _write_part(folder / "parts", number, windows, torch.cat(embeddings))
             number += 1
         if report is not None:
             report(len(rows) - len(todo) + min(first + VIDEOS_A_PART, len(todo)), len(rows))
     _write_faults(folder, faults)
-    total = sum(len(_read_json(part)) for part in (folder / "parts").glob("*.json"))
-    return EmbedResult(listed=len(rows), written=len(rows) - len(faults), windows=total, faults=faults)
+    total = sum(len(_read_json(part)) for part in _parts(folder))
+    return EmbedResult(
+        listed=len(rows),
+        written=len(todo) - len(faults),
+        already_there=len(rows) - len(todo),
+        windows=total,
+        repeated_frames=repeated_frames,
+        faults=faults,
+    )
+
+
+def _fingerprint(row: Clip) -> list[Any]:
+    """What a row's embeddings depend on beside the model: the file as it is, and the row's window."""
+    stat = os.stat(row.video)
+    return [os.path.abspath(row.video), row.start_seconds, row.end_seconds, stat.st_size, stat.st_mtime_ns]
+
+
+def _not_yet_there(folder: Path, rows: Sequence[Clip]) -> list[Clip]:
+    """The rows that an index lacks.
+
+    Raises:
+        ConfigError: it holds a row under the same id from another file or window, or from a file that changed since.
+    """
+    done = {window["row"]: window["mark"] for part in _parts(folder) for window in _read_json(part)}
+    for row in rows:
+        if row.id in done and os.path.exists(row.video) and done[row.id] != _fingerprint(row):
+            raise ConfigError(
+                f"{folder}: {row.id} is there already, from {done[row.id][0]} as it was then; {row.video} is another "
+                "file or window, or has changed since. Choose another --out"
+            )
+    return [row for row in rows if row.id not in done]
+
+
+def _parts(folder: Path) -> list[Path]:
+    return sorted((folder / "parts").glob("[0-9]*.json"))
 
 
 def _embed_rows(
@@ -153,14 +197,15 @@ def _embed_rows(
     stride: float,
     device: torch.device,
     faults: list[Fault],
-) -> Iterator[tuple[Clip, list[float], Tensor]]:
-    """(row, window starts, embeddings (N, D)) of each row that can be read whole; the others go to `faults`."""
+) -> Iterator[tuple[Clip, list[tuple[float, float]], Tensor, int]]:
+    """(row, its windows, embeddings (N, D), repeated frames) of each row that can be read whole; others to `faults`."""
     pieces: dict[str, list[float]] = {}
     piece_rows: list[Clip] = []
     owner: dict[str, Clip] = {}
+    ends: dict[str, float] = {}
     for row in rows:
         try:
-            starts = _window_starts(row, preprocessing, stride)
+            starts, ends[row.id] = _window_starts(row, preprocessing, stride)
         except DataError as error:
             faults.append(Fault(id=row.id, video=row.video, reason=str(error)))
             continue
@@ -172,8 +217,10 @@ def _embed_rows(
     dataset = ClipDataset(piece_rows, _Windows(preprocessing=preprocessing, pieces=pieces))
     keys = ([(0, index)] for index in range(len(piece_rows)))
     results: dict[str, list[Tensor]] = {}
+    repeated: Counter[str] = Counter()
     failed: dict[str, Fault] = {}
-    for batch in load_batches(dataset, keys, num_workers=run.recipe.data.num_workers):
+    data = run.recipe.data
+    for batch in load_batches(dataset, keys, num_workers=data.num_workers, worker_start=data.worker_start):
         row = owner[batch.ids[0]]
         if batch.faults:
             failed.setdefault(row.id, replace(batch.faults[0], id=row.id))
@@ -182,20 +229,25 @@ def _embed_rows(
         with torch.no_grad():
             values = run.task.encode_video(run.model, network_input(batch, preprocessing, device))
         results.setdefault(row.id, []).append(values.cpu())
+        repeated[row.id] += batch.repeated_frames
     faults += failed.values()
     for row in rows:
         if row.id in results and row.id not in failed:
             starts = [start for piece in piece_rows if owner[piece.id] is row for start in pieces[piece.id]]
-            yield row, starts, torch.cat(results[row.id])
+            spans = [(start, min(start + preprocessing.clip_seconds, ends[row.id])) for start in starts]
+            yield row, spans, torch.cat(results[row.id]), repeated[row.id]
 
 
-def _window_starts(row: Clip, preprocessing: Preprocessing, stride: float) -> list[float]:
+def _window_starts(row: Clip, preprocessing: Preprocessing, stride: float) -> tuple[list[float], float]:
+    """Start times of a row's windows, and where the last may end, seconds."""
     duration = probe(row.video).duration_seconds
     start, end = window_in_video(row.video, (row.start_seconds, row.end_seconds), duration)
-    return cover_starts(start, end, preprocessing.clip_seconds, stride)
+    return cover_starts(start, end, preprocessing.clip_seconds, stride), end
 
 
 def _open_index(folder: Path, run: Run, stride: float, preprocessing: Preprocessing) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: a file; an index is a folder, choose another --out")
     contents = json.loads((run.checkpoint / "contents.json").read_text(encoding="utf-8"))
     wanted = {
         "run": str(run.folder.resolve()),
@@ -233,7 +285,10 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: damaged ({error}); delete the index and run `twinreel embed` again") from error
 
 
 def _write_faults(folder: Path, faults: Sequence[Fault]) -> None:
@@ -262,7 +317,7 @@ def search_collection(folder: str | Path, sentence: str, *, top: int = 5, run: R
     contents = _read_json(loaded.checkpoint / "contents.json")
     if contents["weights.safetensors"][1] != index["weights_checksum"]:
         raise CheckpointError(f"{folder}: its run {index['run']} has changed since; run `twinreel embed` again")
-    parts = sorted((folder / "parts").glob("*.json"))
+    parts = _parts(folder)
     if not parts:
         raise DataError(f"{folder}: the index is empty; see its faults.jsonl")
     windows = [window for part in parts for window in _read_json(part)]
@@ -271,6 +326,7 @@ def search_collection(folder: str | Path, sentence: str, *, top: int = 5, run: R
     answers: list[Found] = []
     for i in torch.argsort(scores, descending=True, stable=True).tolist():
         window = dict(windows[i])
+        del window["mark"]
         found = Found(id=window.pop("row"), score=float(scores[i]), **window)
         if not any(_overlap(found, other) for other in answers):
             answers.append(found)
@@ -310,6 +366,8 @@ def predict(
         ConfigError: no sentence, or one without a known word.
         DataError: a video cannot be read.
     """
+    if isinstance(videos, str | Path) or isinstance(sentences, str):
+        raise ConfigError("predict takes lists: videos=[...], sentences=[...]")
     if not sentences:
         raise ConfigError("no sentence to choose from: give --sentence TEXT (repeatable) or --sentences FILE")
     loaded = run if isinstance(run, Run) else load_run(run, checkpoint)
@@ -324,7 +382,7 @@ def predict(
         embedded = list(_embed_rows(loaded, [row], preprocessing, preprocessing.clip_seconds, device, faults))
         if faults:
             raise DataError(faults[0].reason)
-        _, starts, windows = embedded[0]
+        _, spans, windows, _ = embedded[0]
         by_window = windows @ texts.T
         scores = loaded.task.combine_views(windows[None])[0] @ texts.T
         results.append(
@@ -333,8 +391,8 @@ def predict(
                     video=video,
                     sentence=sentences[i],
                     score=float(scores[i]),
-                    start_seconds=starts[int(by_window[:, i].argmax())],
-                    end_seconds=starts[int(by_window[:, i].argmax())] + preprocessing.clip_seconds,
+                    start_seconds=spans[int(by_window[:, i].argmax())][0],
+                    end_seconds=spans[int(by_window[:, i].argmax())][1],
                 )
                 for i in torch.argsort(scores, descending=True, stable=True).tolist()
             ]

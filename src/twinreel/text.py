@@ -87,7 +87,7 @@ class Vocabulary:
         Raises:
             DataError: the file is missing, damaged, holds no word list, or would need unpickling.
         """
-        path = Path(path)
+        path = Path(path).expanduser()
         if path.suffix not in _SUFFIXES:
             raise DataError(f"{path}: a vocabulary is a file {', '.join(_SUFFIXES)}; got {path.suffix or 'no suffix'}")
         if not path.is_file():
@@ -111,7 +111,7 @@ class Vocabulary:
         Raises:
             ConfigError: another suffix, or a word that a line of text cannot hold.
         """
-        path = Path(path)
+        path = Path(path).expanduser()
         if path.suffix == ".json":
             text = json.dumps({"fold_case": self.fold_case, "words": self.words}, ensure_ascii=False, indent=0)
         elif path.suffix == ".txt":

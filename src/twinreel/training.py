@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,22 +35,22 @@ from twinreel.checkpoint import (
     save_checkpoint,
     set_link,
 )
-from twinreel.config import nearest
 from twinreel.data.captions import collection_captions
 from twinreel.data.clip import Batch, Clip, Fault
 from twinreel.data.dataset import ClipDataset, TrainingRules
 from twinreel.data.loader import FaultLog, load_batches, refuse_missing_files
+from twinreel.data.manifest import missing_videos
 from twinreel.data.plan import Plan, keyed_seed
 from twinreel.data.transforms import network_input
-from twinreel.errors import CheckpointError, ConfigError, TrainingError
-from twinreel.evaluation import Report, evaluate_retrieval
+from twinreel.errors import CheckpointError, ConfigError, DataError, TrainingError
+from twinreel.evaluation import Report, build_gallery, evaluate_retrieval
 from twinreel.log import Meter, RunLog, format_seconds, peak_memory_gb
 from twinreel.optim import build_optimizer, freeze, learning_rate_factor, parameter_groups
 from twinreel.recipe import Recipe, cadence_steps
 from twinreel.run_folder import open_run, write_run_files
 from twinreel.tasks import Contrastive
 
-__all__ = ["TrainResult", "train", "training_rules"]
+__all__ = ["Parts", "TrainResult", "build_parts", "train", "training_rules"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class TrainResult:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Parts:
+class Parts:
     """What a run is built of."""
 
     rows: list[Clip]
@@ -92,6 +93,9 @@ class _State:
     skipped_steps: int = 0
     repeated_frames: int = 0
     seconds: float = 0.0
+    faults: dict[str, Any] = field(default_factory=dict)
+    meter: dict[str, Any] = field(default_factory=dict)
+    rows_digest: str = ""
 
     def counters(self) -> dict[str, float]:
         """What metrics.jsonl says of the run so far."""
@@ -99,8 +103,6 @@ class _State:
 
     def keep_best(self, metric: str, report: Report) -> bool:
         """Whether this report is the best so far by the named metric (larger is better)."""
-        if metric not in report.metrics:
-            raise ConfigError(f"eval.best_metric={metric} is not reported{nearest(metric, report.metrics)}")
         value = report.metrics[metric]
         if self.best_value is not None and value <= self.best_value:
             return False
@@ -122,11 +124,11 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
     """
     run = Path(out_dir)
     checkpoint, warnings = open_run(run, recipe, resume)
-    parts = _build(recipe, checkpoint)
-    model, optimizer, scaler, device = parts.model, parts.optimizer, parts.scaler, parts.device
+    parts = build_parts(recipe, checkpoint)
+    model, optimizer, device = parts.model, parts.optimizer, parts.device
     state = _restore(parts, checkpoint)
 
-    with RunLog(run, resume_step=state.step if checkpoint else None, quiet=quiet) as log, _signals() as stop:
+    with RunLog(run, resume_step=state.step if resume else None, quiet=quiet) as log, _signals() as stop:
         for warning in warnings:
             log.warn(warning)
         if state.step >= parts.total_steps:
@@ -142,7 +144,7 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
         for fault in parts.caption_faults[:5]:
             log.warn(f"not in the vocabulary, and a fault when it is drawn: {fault.reason}")
         log.say(_start_line(recipe, parts, state))
-        faults = FaultLog(run / "faults.jsonl", recipe.data.max_faults, len(parts.rows))
+        faults = FaultLog(run / "faults.jsonl", recipe.data.max_faults, len(parts.rows), state.faults)
         micro_batch_size = recipe.train.micro_batch_size or recipe.train.global_batch_size
         batches = load_batches(
             ClipDataset(parts.rows, training_rules(recipe, model)),
@@ -151,8 +153,9 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
             worker_start=recipe.data.worker_start,
             pin_memory=device.type == "cuda",
         )
-        meter = Meter(device)
+        meter = Meter(device, state.meter)
         report: Report | None = None
+        saved: Path | None = checkpoint
 
         while state.step < parts.total_steps and not stop:
             began = time.perf_counter()
@@ -160,24 +163,14 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
                 group["lr"] = group["base_learning_rate"] * _factor(recipe, parts, state.step)
             micro_batches = list(islice(batches, recipe.train.global_batch_size // micro_batch_size))
             for batch in micro_batches:
+                for fault in batch.faults:
+                    log.warn(f"step {state.step + 1}: left out: {fault.reason}", once=f"fault of {fault.id}")
                 faults.record(batch, state.step + 1)
 
-            model.train()
-            for module in parts.frozen:
-                module.eval()
-            with _out_of_memory_ladder(recipe, device), _repeatable_kernels(recipe, device):
-                loss = _forward_backward(parts, recipe, micro_batches, state.step)
-                norm = _unscale_and_clip(parts, recipe, micro_batches, state.step)
-            if loss is None:
-                state.skipped_steps += 1
-                log.warn(f"step {state.step + 1}: no sample of this batch could be used; the weights stay as they are")
-            else:
-                scale = scaler.get_scale()
-                scaler.step(optimizer)
-                scaler.update()
-                state.skipped_steps += int(scaler.get_scale() < scale)
+            loss, norm = _optimize(parts, recipe, micro_batches, state, log)
             state.step += 1
             state.repeated_frames += sum(batch.repeated_frames for batch in micro_batches)
+            state.faults = faults.state()
             state.seconds += time.perf_counter() - began
 
             meter.add(loss, norm, micro_batches, time.perf_counter() - began)
@@ -188,21 +181,22 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
                 log.record("train", state.step, values)
                 _warn_if_waiting(log, recipe, values)
 
-            improved = False
-            if parts.eval_rows and _due(recipe.eval.every, state.step, parts):
-                report = _evaluate(parts, recipe, log)
+            state.meter = meter.state()
+            eval_due = bool(parts.eval_rows) and _due(recipe.eval.every, state.step, parts)
+            if eval_due or _due(recipe.train.save_every, state.step, parts):  # first: evaluation may fail
+                saved = _save(run, recipe, parts, state)
+            if eval_due:
+                report = _evaluate(parts, recipe, log).placed(recipe, recipe.eval, f"{run.name}/step_{state.step:07d}")
                 log.say(f"step {state.step}: {report.headline()}")
                 log.record("eval", state.step, report.metrics)
-                improved = state.keep_best(recipe.eval.best_metric, report)
-            if improved or stop or _due(recipe.train.save_every, state.step, parts):
-                saved = save_checkpoint(
-                    run, state.step, model, describe_model(recipe, model), _training_state(parts, state)
-                )
-                if improved:
+                if state.keep_best(recipe.eval.best_metric, report):
+                    saved = _save(run, recipe, parts, state)  # again, with the new best value in its state
                     set_link(run, "best", saved)
-                prune_checkpoints(run, recipe.train.keep_last)
+            prune_checkpoints(run, recipe.train.keep_last)
 
         if stop:
+            if saved is None or saved.name != f"step_{state.step:07d}":
+                _save(run, recipe, parts, state)
             log.say(f"stopped by {stop[0]} after step {state.step}; saved. Go on with --resume")
         else:
             log.say(f"done: {state.step} steps in {format_seconds(state.seconds)} of training; {run}")
@@ -215,13 +209,14 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
         )
 
 
-def _build(recipe: Recipe, checkpoint: Path | None) -> _Parts:
+def build_parts(recipe: Recipe, checkpoint: Path | None = None) -> Parts:
+    """Data, model, task and optimizer of a run, from the start or with the weights of a checkpoint."""
     device = pick_device(recipe.train.device)
     if recipe.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     rows = training_rows(recipe)
-    eval_rows = evaluation_rows(recipe) if evaluates(recipe) else []
+    eval_rows = _checked_evaluation_rows(recipe) if evaluates(recipe) else []
     missing = refuse_missing_files(rows, recipe.data.max_faults)
     plan = Plan(num_rows=len(rows), seed=recipe.train.seed, global_batch_size=recipe.train.global_batch_size)
     total_steps = recipe.train.num_steps or (recipe.train.num_epochs or 0) * plan.steps_per_epoch
@@ -230,6 +225,8 @@ def _build(recipe: Recipe, checkpoint: Path | None) -> _Parts:
         model = build_model(recipe, collection_captions(rows, caption_faults))
     else:
         model = model_from_checkpoint(checkpoint)
+    preprocessing: Any = model.preprocessing
+    preprocessing.clip_seconds  # noqa: B018  (a model that samples by frame_stride is refused here)
     model.to(device)
     if recipe.train.channels_last:
         _channels_last(model)
@@ -247,7 +244,7 @@ def _build(recipe: Recipe, checkpoint: Path | None) -> _Parts:
     warmup = optim.warmup_steps or round((optim.warmup_epochs or 0) * plan.steps_per_epoch)
     if warmup >= total_steps:
         raise ConfigError(f"optim: a warm-up of {warmup} steps is not shorter than the run of {total_steps} steps")
-    return _Parts(
+    return Parts(
         rows=rows,
         eval_rows=eval_rows,
         missing=missing,
@@ -264,16 +261,50 @@ def _build(recipe: Recipe, checkpoint: Path | None) -> _Parts:
     )
 
 
+def _checked_evaluation_rows(recipe: Recipe) -> list[Clip]:
+    """What the end of the run needs is looked at before its first step."""
+    rows = evaluation_rows(recipe)
+    gallery = build_gallery(rows, merge_equal_captions=recipe.eval.merge_equal_captions)
+    direction, _, name = recipe.eval.best_metric.partition("/")
+    candidates = gallery.candidates if direction == "text_to_video" else gallery.queries
+    if int(name.rpartition("_")[2]) > len(candidates):
+        raise ConfigError(
+            f"eval.best_metric={direction}/{name}: there are only {len(candidates)} candidates; take a smaller k"
+        )
+    missing = missing_videos(rows)
+    if missing and not recipe.eval.allow_missing:
+        raise DataError(
+            f"{len(missing)} of {len(rows)} evaluation rows have no video file (first: {missing[0].video}); mend them, "
+            "or pass eval.allow_missing=true"
+        )
+    return rows
+
+
 def _channels_last(model: nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.ndim == 5:
             parameter.data = parameter.data.to(memory_format=torch.channels_last_3d)
 
 
-def _restore(parts: _Parts, checkpoint: Path | None) -> _State:
+def _rows_digest(rows: Sequence[Clip]) -> str:
+    """What the training rows say, wherever their files lie now."""
+    digest = hashlib.blake2b(digest_size=16)
+    for row in rows:
+        captions = os.path.basename(row.caption_file) if row.caption_file else row.captions
+        digest.update(repr((row.id, row.start_seconds, row.end_seconds, captions, row.labels)).encode())
+    return f"{len(rows)} rows, {digest.hexdigest()}"
+
+
+def _restore(parts: Parts, checkpoint: Path | None) -> _State:
+    digest = _rows_digest(parts.rows)
     if checkpoint is None:
-        return _State()
+        return _State(rows_digest=digest)
     saved = load_training_state(checkpoint)
+    if saved["state"]["rows_digest"] != digest:
+        raise CheckpointError(
+            f"{checkpoint}: the training rows have changed since ({saved['state']['rows_digest']} then, {digest} now: "
+            "ids, windows, captions, order). Restore the manifest, or start a new run with model.weights"
+        )
     try:
         parts.optimizer.load_state_dict(saved["optimizer"])
     except ValueError as error:
@@ -282,12 +313,13 @@ def _restore(parts: _Parts, checkpoint: Path | None) -> _State:
     return _State(**saved["state"])
 
 
-def _training_state(parts: _Parts, state: _State) -> dict[str, Any]:
-    return {
+def _save(run: Path, recipe: Recipe, parts: Parts, state: _State) -> Path:
+    training_state = {
         "optimizer": parts.optimizer.state_dict(),
         "scaler": parts.scaler.state_dict(),
         "state": asdict(state),
     }
+    return save_checkpoint(run, state.step, parts.model, describe_model(recipe, parts.model), training_state)
 
 
 def training_rules(recipe: Recipe, model: nn.Module) -> TrainingRules:
@@ -306,7 +338,7 @@ def training_rules(recipe: Recipe, model: nn.Module) -> TrainingRules:
     )
 
 
-def _factor(recipe: Recipe, parts: _Parts, step: int) -> float:
+def _factor(recipe: Recipe, parts: Parts, step: int) -> float:
     return learning_rate_factor(
         step,
         parts.total_steps,
@@ -316,14 +348,35 @@ def _factor(recipe: Recipe, parts: _Parts, step: int) -> float:
     )
 
 
-def _due(cadence: str | None, step: int, parts: _Parts) -> bool:
+def _due(cadence: str | None, step: int, parts: Parts) -> bool:
     """Whether something is due after a step; everything is due after the last."""
     if step == parts.total_steps:
         return True
     return cadence is not None and step % cadence_steps(cadence, parts.plan.steps_per_epoch) == 0
 
 
-def _forward_backward(parts: _Parts, recipe: Recipe, micro_batches: list[Batch], step: int) -> float | None:
+def _optimize(
+    parts: Parts, recipe: Recipe, micro_batches: list[Batch], state: _State, log: RunLog
+) -> tuple[float | None, float]:
+    """Forward, backward, clip, step: (mean loss, norm of the gradient before clipping)."""
+    parts.model.train()
+    for module in parts.frozen:
+        module.eval()
+    with _out_of_memory_ladder(recipe, parts.device), _repeatable_kernels(recipe, parts.device):
+        loss = _forward_backward(parts, recipe, micro_batches, state.step)
+        norm = _unscale_and_clip(parts, recipe, micro_batches, state.step)
+    if loss is None:
+        state.skipped_steps += 1
+        log.warn(f"step {state.step + 1}: no sample of this batch could be used; the weights stay as they are")
+        return None, norm
+    scale = parts.scaler.get_scale()
+    parts.scaler.step(parts.optimizer)
+    parts.scaler.update()
+    state.skipped_steps += int(parts.scaler.get_scale() < scale)
+    return loss, norm
+
+
+def _forward_backward(parts: Parts, recipe: Recipe, micro_batches: list[Batch], step: int) -> float | None:
     """Gradients of the mean loss over the usable rows of the global batch; None if there is no such row."""
     parts.optimizer.zero_grad(set_to_none=True)
     global_batch_size = recipe.train.global_batch_size
@@ -349,7 +402,7 @@ def _forward_backward(parts: _Parts, recipe: Recipe, micro_batches: list[Batch],
     return total / rows if rows else None
 
 
-def _unscale_and_clip(parts: _Parts, recipe: Recipe, micro_batches: list[Batch], step: int) -> float:
+def _unscale_and_clip(parts: Parts, recipe: Recipe, micro_batches: list[Batch], step: int) -> float:
     """The norm of the whole gradient, free of the fp16 loss scale; clipped if the recipe says so."""
     parts.scaler.unscale_(parts.optimizer)
     gradients = [parameter.grad for parameter in parts.model.parameters() if parameter.grad is not None]
@@ -433,7 +486,7 @@ def _signals() -> Iterator[list[str]]:
             signal.signal(number, handler)
 
 
-def _evaluate(parts: _Parts, recipe: Recipe, log: RunLog) -> Report:
+def _evaluate(parts: Parts, recipe: Recipe, log: RunLog) -> Report:
     return evaluate_retrieval(
         parts.model,
         parts.task,
@@ -441,20 +494,20 @@ def _evaluate(parts: _Parts, recipe: Recipe, log: RunLog) -> Report:
         recipe.eval,
         device=parts.device,
         num_workers=recipe.data.num_workers,
+        worker_start=recipe.data.worker_start,
         loss_batch_size=recipe.train.global_batch_size,
         report=lambda done, total: log.show_progress(f"evaluating {done}/{total} videos"),
     )
 
 
-def _start_line(recipe: Recipe, parts: _Parts, state: _State) -> str:
+def _start_line(recipe: Recipe, parts: Parts, state: _State) -> str:
     """What will happen, before it happens."""
     train, prep = recipe.train, parts.model.preprocessing
     micro = train.micro_batch_size or train.global_batch_size
     negatives = recipe.task.num_candidates * (micro - 1)
-    rates = [
-        recipe.optim.learning_rate * _factor(recipe, parts, step)
-        for step in (0, parts.warmup_steps, parts.total_steps - 1)
-    ]
+    base = max(group["base_learning_rate"] for group in parts.optimizer.param_groups)
+    rates = [base * _factor(recipe, parts, step) for step in (0, parts.warmup_steps, parts.total_steps - 1)]
+    own = "".join(f", {name} at {rate:g}" for name, rate in recipe.optim.learning_rates.items())
     trained = sum(p.numel() for p in parts.model.parameters() if p.requires_grad)
     frozen = sum(p.numel() for p in parts.model.parameters() if not p.requires_grad)
     left_out = len(parts.rows) % train.global_batch_size
@@ -467,7 +520,7 @@ def _start_line(recipe: Recipe, parts: _Parts, state: _State) -> str:
         f"seed {train.seed}",
         f"a clip is {prep.num_frames} frames at {prep.frame_rate:g} a second = {prep.clip_seconds:g} s, "  # type: ignore[union-attr]
         f"{prep.crop_size} x {prep.crop_size} pixels",  # type: ignore[union-attr]
-        f"learning rate first {rates[0]:.3g}, highest {rates[1]:.3g}, last {rates[2]:.3g} ({recipe.optim.name}, "
+        f"learning rate first {rates[0]:.3g}, highest {rates[1]:.3g}, last {rates[2]:.3g} ({recipe.optim.name}{own}, "
         f"warm-up {parts.warmup_steps} steps); it belongs to the global batch and is never scaled",
         f"parameters {trained:,} trained, {frozen:,} frozen; "
         + (f"going on from step {state.step}" if state.step else "from step 0"),

@@ -179,7 +179,8 @@ def test_the_facts_are_those_of_the_files_and_the_sheet_shows_the_first_batch(co
     wanted = recipe(collection)
     result = check_recipe(wanted, collection / "sheet.png")
     facts = result.facts
-    assert (facts["rows"], facts["missing_files"], facts["captions"], facts["steps_per_epoch"]) == (8, 0, 8, 2)
+    assert (facts["rows"], facts["missing_files"], facts["captions"]) == (8, 0, 8)
+    assert facts["steps"].startswith("2 an epoch, ")
     assert facts["vocabulary"] == "11 words; 0 unknown" and facts["masked_captions"].startswith("0 ")
     assert facts["clip"] == "4 frames at 10 a second = 0.4 s"
     assert facts["network_input"] == f"4x3x4x{SIDE}x{SIDE}"
@@ -205,10 +206,12 @@ def test_what_evaluation_would_see_is_said(collection):
     judge = (f"eval.manifest={collection / 'judge.csv'}", "eval.split=val")
     for more, words in (
         ((), "none (set eval.split, eval.manifest or eval.source)"),
-        (judge, "16 queries, 8 videos, 1 files missing"),
-        ((*judge, "eval.merge_equal_captions=true"), "9 queries, 8 videos, 1 files missing"),
+        ((*judge, "eval.allow_missing=true"), "16 queries, 8 videos"),
+        ((*judge, "eval.allow_missing=true", "eval.merge_equal_captions=true"), "9 queries, 8 videos"),
     ):
         assert check_recipe(recipe(collection, *more), collection / "sheet.png").facts["evaluation"] == words
+    with pytest.raises(DataError, match=r"1 of 8 evaluation rows have no video file \(first: .*gone\.mp4\)"):
+        check_recipe(recipe(collection, *judge), collection / "sheet.png")
 
 
 def test_columns_that_are_not_used_are_named(collection):

@@ -3,6 +3,7 @@
 import pytest
 import yaml
 
+from twinreel.assembly import training_rows
 from twinreel.config import load_tree
 from twinreel.errors import ConfigError
 from twinreel.recipe import Recipe, list_recipes, load_recipe
@@ -53,7 +54,10 @@ def test_the_resolved_recipe_has_the_whole_preprocessing(tmp_path):
         ("task.num_candidate", "task.num_candidates"),
         ("task.temprature", "task.temperature"),
         ("data.filp", "data.flip"),
-        ("train.batch_size", "train.micro_batch_size"),
+        ("train.batch_size", "train.global_batch_size"),
+        ("optim.lr", "optim.learning_rate"),
+        ("lr", "optim.learning_rate"),
+        ("train.epochs", "train.num_epochs"),
         ("eval.num_clip", "eval.num_clips"),
         ("model.embeding_size", "model.embedding_size"),
         ("model.preprocessing.crop_siz", "model.preprocessing.crop_size"),
@@ -153,8 +157,9 @@ def test_choices_that_do_not_fit(tmp_path, overrides, words):
 
 
 def test_a_manifest_is_asked_for(tmp_path):
-    path = write(tmp_path, GOOD.replace("data: {manifest: videos.csv}\n", ""))
-    assert any("data.manifest is missing" in line for line in problems(path))
+    recipe = load_recipe(write(tmp_path, GOOD.replace("data: {manifest: videos.csv}\n", "")))  # it can be shown
+    with pytest.raises(ConfigError, match=r"data\.manifest is missing: name your CSV or JSONL"):
+        training_rows(recipe)
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_the_validation_loss_is_the_loss_of_the_embeddings(grey):
     report = judge(Numbers(), rows(grey))
     rules = ViewRules(preprocessing=PREP, num_clips=2)
     model = Numbers()
-    videos, _, _ = embed_videos(model, task(), rows(grey), rules, device=CPU, batch_size=4)
+    videos, *_ = embed_videos(model, task(), rows(grey), rules, device=CPU, batch_size=4)
     texts = model.encode_text([f"n{i}" for i in range(7)])
     expected = losses.milnce(videos, texts.detach(), normalize=True, temperature=0.1)
     assert report.metrics["loss"] == pytest.approx(float(expected), rel=1e-5)

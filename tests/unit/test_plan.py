@@ -41,7 +41,6 @@ def test_the_step_sequence_is_the_same_for_any_way_of_asking():
     plan = Plan(num_rows=23, seed=0, global_batch_size=6)
     forwards = [plan.batch(step) for step in range(12)]
     assert [plan.batch(step) for step in reversed(range(12))] == forwards[::-1]
-    assert plan.epoch_of(3) == 1
 
 
 def test_a_batch_larger_than_the_collection_is_refused_with_the_numbers():

@@ -78,7 +78,7 @@ def test_an_interrupted_index_goes_on_and_equals_an_undisturbed_one(run, rows, t
     embed_collection(run, rows[:2], tmp_path / "parts")
     first = (tmp_path / "parts" / "parts" / "000000.safetensors").stat().st_mtime_ns
     result = embed_collection(run, rows, tmp_path / "parts")
-    assert result.written == 3
+    assert (result.written, result.already_there) == (1, 2)
     assert (tmp_path / "parts" / "parts" / "000000.safetensors").stat().st_mtime_ns == first
     assert index_of(tmp_path / "whole") == index_of(tmp_path / "parts")
     found = [search_collection(tmp_path / name, "a red circle moves left") for name in ("whole", "parts")]
@@ -99,7 +99,8 @@ def test_answers_are_sorted_do_not_overlap_and_name_file_and_seconds(run, rows, 
     answers = search_collection(tmp_path / "index", "a red circle moves left", top=20)
     assert [a.score for a in answers] == sorted((a.score for a in answers), reverse=True)
     for a in answers:
-        assert a.end_seconds == pytest.approx(a.start_seconds + 0.5) and a.video.endswith(".mp4")
+        length = 0.3 if a.id == "v2" else 0.5  # what is shorter than a clip ends where it ends
+        assert a.end_seconds == pytest.approx(a.start_seconds + length) and a.video.endswith(".mp4")
         for b in answers:
             assert a is b or a.video != b.video or a.end_seconds <= b.start_seconds or b.end_seconds <= a.start_seconds
     assert len(search_collection(tmp_path / "index", "a red circle moves left", top=1)) == 1
@@ -146,3 +147,28 @@ def test_embeddings_are_those_of_the_model_on_that_window(run, rows, tmp_path):
         with torch.no_grad():
             expected = loaded.task.encode_video(loaded.model, clip[None])[0]
         assert torch.allclose(embedding, expected, atol=1e-5)
+
+
+def test_another_file_under_a_known_id_is_refused_and_not_skipped(run, rows, tmp_path):
+    embed_collection(run, rows, tmp_path / "index")
+    again = embed_collection(run, rows, tmp_path / "index")
+    assert (again.written, again.already_there, again.listed) == (0, 3, 3)
+    make_video(tmp_path / "other.mp4", num_frames=12, frame_rate=10, size=(48, 48))
+    for changed in (
+        Clip(id="v0", video=str(tmp_path / "other.mp4")),
+        Clip(id="v0", video=rows[0].video, start_seconds=0.5),
+    ):
+        with pytest.raises(ConfigError, match="v0 is there already"):
+            embed_collection(run, [changed, *rows[1:]], tmp_path / "index")
+    make_video(rows[0].video, num_frames=12, frame_rate=10, size=(48, 48))  # the same path, another content
+    with pytest.raises(ConfigError, match="has changed since"):
+        embed_collection(run, rows, tmp_path / "index")
+
+
+def test_a_video_shorter_than_a_clip_is_answered_with_its_own_end_and_its_repeats_are_counted(run, rows, tmp_path):
+    result = embed_collection(run, rows[2:], tmp_path / "index")
+    assert result.repeated_frames == 1  # 3 frames at 10 a second: the clip's last, at 0.375 s, is past the end
+    [answer] = search_collection(tmp_path / "index", "a red circle moves left")
+    assert (answer.start_seconds, answer.end_seconds) == (0.0, pytest.approx(0.3))
+    [[prediction]] = predict(run, [rows[2].video], ["a red circle moves left"])
+    assert prediction.end_seconds == pytest.approx(0.3)

@@ -150,7 +150,7 @@ def test_accumulation_divides_by_the_valid_rows_of_the_global_batch(videos):
 
     def gradients(micro):
         wanted = own(videos, f"train.micro_batch_size={micro}")
-        parts = training._build(wanted, None)
+        parts = training.build_parts(wanted, None)
         parts.model.double()
         for module in parts.model.modules():
             if isinstance(module, nn.Dropout | nn.BatchNorm3d):
@@ -194,7 +194,7 @@ def test_mixed_precision_trains_and_its_state_is_saved(tmp_path, videos, precisi
 
 def test_frozen_parts_do_not_change_nor_their_statistics(tmp_path, videos):
     wanted = own(videos, "model.freeze=[video_tower]")
-    before = training._build(wanted, None).model.state_dict()
+    before = training.build_parts(wanted, None).model.state_dict()
     train(wanted, tmp_path / "run", quiet=True)
     after = weights_of(tmp_path / "run")
     for name, value in before.items():
@@ -218,7 +218,7 @@ def test_word_vectors_stay_frozen_through_a_resume_without_their_file(tmp_path, 
 def test_starting_weights_of_one_tower(tmp_path, videos):
     train(recipe(videos), tmp_path / "a", quiet=True)
     weights = find_checkpoint(tmp_path / "a")[0] / "weights.safetensors"
-    started = training._build(recipe(videos, f"model.weights={{video_tower: {weights}}}", "train.seed=5"), None)
+    started = training.build_parts(recipe(videos, f"model.weights={{video_tower: {weights}}}", "train.seed=5"), None)
     trained, now = weights_of(tmp_path / "a"), started.model.state_dict()
     same = {name for name in trained if torch.equal(trained[name], now[name].contiguous())}
     assert {name for name in trained if name.startswith("video_tower")} <= same
@@ -388,9 +388,51 @@ def test_a_warm_up_longer_than_the_run_is_refused(tmp_path, videos):
 
 
 def test_errors_of_data_come_through(tmp_path):
-    with pytest.raises((DataError, ConfigError)):
+    with pytest.raises(DataError, match=r"none\.csv"):
         train(
             load_recipe("s3dg_small_own_videos", [f"data.manifest={tmp_path / 'none.csv'}"]),
             tmp_path / "run",
             quiet=True,
         )
+
+
+def test_lines_of_metrics_do_not_depend_on_where_a_run_was_resumed(tmp_path, videos):
+    wanted = recipe(videos, "train.num_steps=10", "train.log_every=5", "train.save_every=3 steps", "train.keep_last=9")
+    train(wanted, tmp_path / "run", quiet=True)
+    before = records(tmp_path / "run")
+    assert [record["step"] for record in before] == [5, 10]
+    train(wanted, tmp_path / "run", resume="step_9", quiet=True)
+    assert records(tmp_path / "run") == before
+
+
+def test_a_changed_manifest_is_refused_on_resume(tmp_path):
+    from videos import make_video
+
+    numbers = "one two three four five six".split()
+    lines = ["video,caption"]
+    for i in range(6):
+        make_video(tmp_path / f"{i}.mp4", num_frames=8, frame_rate=8, size=(48, 48))
+        lines.append(f"{i}.mp4,sentence number {numbers[i]}")
+    manifest = tmp_path / "m.csv"
+    manifest.write_text("\n".join(lines))
+    base = [
+        f"data.manifest={manifest}", "model.preprocessing={num_frames: 4, frame_rate: 8.0, crop_size: 32}",
+        "train.num_epochs=null", "train.num_steps=4", "train.global_batch_size=4", "data.num_workers=0",
+        "train.save_every=2 steps", "optim.warmup_epochs=0", "model.name=conv3d_small",
+    ]  # fmt: skip
+    train(load_recipe("s3dg_small_own_videos", base), tmp_path / "run", quiet=True)
+    manifest.write_text("\n".join([lines[0], *lines[:0:-1]]))
+    with pytest.raises(CheckpointError, match=r"the training rows have changed since \(6 rows"):
+        train(load_recipe("s3dg_small_own_videos", base), tmp_path / "run", resume="step_2", quiet=True)
+    manifest.write_text("\n".join(lines))
+    assert train(load_recipe("s3dg_small_own_videos", base), tmp_path / "run", resume="step_2", quiet=True).steps == 4
+
+
+def test_frames_may_be_spread_over_the_whole_window(tmp_path, videos):
+    wanted = recipe(videos, "data.clip_start=uniform", "eval.windows=whole")
+    result = train(wanted, tmp_path / "run", quiet=True)
+    assert result.report.protocol["windows"] == "1 a video, whole, embeddings averaged"
+    rules = training.training_rules(wanted, load_model(tmp_path / "run"))
+    sample = rules(training.training_rows(wanted)[0], 0)
+    steps = sample.pts_seconds.diff()
+    assert float(steps.min()) > 1.5 / 8  # further apart than frames at 8 a second would be

@@ -53,7 +53,7 @@ class TrainingRules:
     seed: int
     num_candidates: int
     min_window_seconds: float = 0.0
-    clip_start: Literal["random", "center", "start"] = "random"
+    clip_start: Literal["random", "center", "start", "uniform"] = "random"
     crop: Literal["random", "square", "center"] = "random"
     short_side: int | None = None
     flip: float = 0.5
@@ -70,7 +70,19 @@ class ViewRules:
 
     preprocessing: Preprocessing
     num_clips: int
-    windows: Literal["uniform", "milnce"] = "uniform"
+    windows: Literal["uniform", "milnce", "whole"] = "uniform"
+
+    @property
+    def clips_a_row(self) -> int:
+        """How many clips a row becomes."""
+        return 1 if self.windows == "whole" else self.num_clips
+
+    def times(self, start: float, end: float) -> list[list[float]]:
+        """The times of the frames of each clip in the window [start, end), seconds."""
+        prep = self.preprocessing
+        if self.windows == "whole":
+            return [sampling.uniform_times(start, end, prep.num_frames)]
+        return [sampling.clip_times(begin, prep.num_frames, prep.sampled_rate) for begin in self.starts(start, end)]
 
     def starts(self, start: float, end: float) -> list[float]:
         """Start times of the clips in the window [start, end), seconds."""
@@ -81,8 +93,8 @@ class ViewRules:
 
     def __call__(self, row: Clip, epoch: int) -> Sample:
         """Read all views of a row, frames (num_clips, T, S, S, 3); a DataError becomes a fault."""
-        shape = (self.num_clips, self.preprocessing.num_frames, self.preprocessing.crop_size)
-        return _with_fault(row, shape, 0, lambda: read_views(row, self.preprocessing, self.starts))
+        shape = (self.clips_a_row, self.preprocessing.num_frames, self.preprocessing.crop_size)
+        return _with_fault(row, shape, 0, lambda: read_views(row, self.preprocessing, self.times))
 
 
 def _with_fault(row: Clip, shape: tuple[int, ...], num_candidates: int, read: Callable[[], Sample]) -> Sample:
@@ -116,8 +128,7 @@ def read_training_sample(row: Clip, epoch: int, rules: TrainingRules) -> Sample:
     with VideoReader(row.video) as reader:
         duration = reader.info.duration_seconds
         start, end = window_in_video(row.video, window, duration)
-        begin = _clip_start(rng("start"), start, end, rules)
-        frames = reader.frames_at(sampling.clip_times(begin, prep.num_frames, prep.sampled_rate), hold_last=True)
+        frames = reader.frames_at(_training_times(rng("start"), start, end, rules), hold_last=True)
     height, width = frames.data.shape[1:3]
     if rules.crop == "center":
         square = center_square(height, width, prep)
@@ -186,39 +197,36 @@ def window_in_video(video: str, window: Window, duration: float) -> tuple[float,
         raise DataError(f"{video}: {error}") from error
 
 
-def _clip_start(rng: np.random.Generator, start: float, end: float, rules: TrainingRules) -> float:
-    seconds = rules.preprocessing.clip_seconds
+def _training_times(rng: np.random.Generator, start: float, end: float, rules: TrainingRules) -> list[float]:
+    prep = rules.preprocessing
+    if rules.clip_start == "uniform":
+        return sampling.uniform_times(start, end, prep.num_frames)
     if rules.clip_start == "random":
-        return sampling.random_start(rng, start, end, seconds)
-    if rules.clip_start == "center":
-        return sampling.center_start(start, end, seconds)
-    return start
+        start = sampling.random_start(rng, start, end, prep.clip_seconds)
+    elif rules.clip_start == "center":
+        start = sampling.center_start(start, end, prep.clip_seconds)
+    return sampling.clip_times(start, prep.num_frames, prep.sampled_rate)
 
 
-def read_views(row: Clip, preprocessing: Preprocessing, starts: Callable[[float, float], list[float]]) -> Sample:
+def read_views(row: Clip, preprocessing: Preprocessing, times: Callable[[float, float], list[list[float]]]) -> Sample:
     """Clips of a row from one open file: frames uint8 (N, T, S, S, 3), pts_seconds (N, T).
 
     Args:
         row: the row.
         preprocessing: what the model wants.
-        starts: window [start, end) in seconds -> start times of the N clips.
+        times: window [start, end) in seconds -> the times of the frames of each of the N clips.
 
     Raises:
         DataError: the video cannot be read, or the row's window lies outside it.
     """
     with VideoReader(row.video) as reader:
         duration = reader.info.duration_seconds
-        begins = starts(*window_in_video(row.video, (row.start_seconds, row.end_seconds), duration))
-        times = [
-            time
-            for begin in begins
-            for time in sampling.clip_times(begin, preprocessing.num_frames, preprocessing.sampled_rate)
-        ]
-        frames = reader.frames_at(times, hold_last=True)
+        clips = times(*window_in_video(row.video, (row.start_seconds, row.end_seconds), duration))
+        frames = reader.frames_at([time for clip in clips for time in clip], hold_last=True)
     return Sample(
         id=row.id,
-        frames=_center_crops(frames, len(begins), preprocessing),
-        pts_seconds=frames.pts_seconds.view(len(begins), -1),
+        frames=_center_crops(frames, len(clips), preprocessing),
+        pts_seconds=frames.pts_seconds.view(len(clips), -1),
         labels=row.labels,
         repeated_frames=frames.num_held,
     )
@@ -243,10 +251,11 @@ def read_clip(video: str | Path, preprocessing: Preprocessing, *, start_seconds:
     """
     row = Clip(id=str(video), video=str(video), start_seconds=start_seconds)
 
-    def starts(start: float, end: float) -> list[float]:
-        if start_seconds is not None:
-            return [start_seconds]
-        return [sampling.center_start(start, end, preprocessing.clip_seconds)]
+    def times(start: float, end: float) -> list[list[float]]:
+        begin = (
+            sampling.center_start(start, end, preprocessing.clip_seconds) if start_seconds is None else start_seconds
+        )
+        return [sampling.clip_times(begin, preprocessing.num_frames, preprocessing.sampled_rate)]
 
-    sample = read_views(row, preprocessing, starts)
+    sample = read_views(row, preprocessing, times)
     return preprocessing.normalize(sample.frames)[0]

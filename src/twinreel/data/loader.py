@@ -7,12 +7,13 @@ reason in `faults.jsonl`; a run with too many of them stops.
 from __future__ import annotations
 
 import json
+import signal
 import time
-from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader
@@ -23,7 +24,10 @@ from twinreel.data.dataset import ClipDataset
 from twinreel.data.manifest import missing_videos
 from twinreel.errors import DataError, TrainingError
 
-__all__ = ["FaultLog", "collate", "load_batches", "refuse_missing_files"]
+__all__ = ["FaultLog", "WorkerStart", "collate", "load_batches", "refuse_missing_files"]
+
+
+WorkerStart: TypeAlias = Literal["fork", "spawn", "forkserver"]
 
 
 def collate(samples: Sequence[Sample]) -> Batch:
@@ -49,7 +53,7 @@ def load_batches(
     keys: Iterable[list[tuple[int, int]]],
     *,
     num_workers: int,
-    worker_start: Literal["fork", "spawn", "forkserver"] = "fork",
+    worker_start: WorkerStart = "fork",
     pin_memory: bool = False,
 ) -> Iterator[Batch]:
     """Batches in the order of `keys`, whatever the number of workers; `wait_seconds` is set on each.
@@ -94,6 +98,8 @@ class _Keys:
 
 def _start_worker(worker: int) -> None:
     torch.set_num_threads(1)  # decoding scales by processes; threads of threads only fight
+    for number in (signal.SIGTERM, signal.SIGINT):  # a signal to the whole group is the run's to answer: it saves
+        signal.signal(number, signal.SIG_IGN)
 
 
 def refuse_missing_files(rows: Sequence[Clip], max_faults: float) -> list[Clip]:
@@ -127,13 +133,19 @@ class FaultLog:
     `max_faults` may have failed.
     """
 
-    def __init__(self, path: Path | None, max_faults: float, num_rows: int) -> None:
+    def __init__(
+        self, path: Path | None, max_faults: float, num_rows: int, state: Mapping[str, Any] | None = None
+    ) -> None:
         self.path = path
         self.max_faults = max_faults
-        self.recent: deque[bool] = deque(maxlen=1000)
+        state = state or {"total": 0, "recent": ""}
+        self.recent = deque((flag == "1" for flag in state["recent"]), maxlen=1000)
         self.least = min(1000, num_rows)
-        self.counts: Counter[str] = Counter()
-        self.total = 0
+        self.total = int(state["total"])
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, so that a resumed run counts on: pass it to `FaultLog` again."""
+        return {"total": self.total, "recent": "".join("01"[failed] for failed in self.recent)}
 
     def record(self, batch: Batch, step: int | None = None) -> None:
         """Count a batch's samples and faults.
@@ -143,7 +155,6 @@ class FaultLog:
         """
         self.recent.extend(not valid for valid in batch.valid.tolist())
         self.total += len(batch.faults)
-        self.counts.update(fault.id for fault in batch.faults)
         if self.path is not None and batch.faults:
             with self.path.open("a", encoding="utf-8") as file:
                 for fault in batch.faults:

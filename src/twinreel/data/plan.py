@@ -58,10 +58,6 @@ class Plan:
         """Whole global batches an epoch."""
         return self.num_rows // self.global_batch_size
 
-    def epoch_of(self, step: int) -> int:
-        """The epoch, from 0, that a step (from 0) belongs to."""
-        return step // self.steps_per_epoch
-
     def batch(self, step: int) -> list[tuple[int, int]]:
         """(epoch, row index) of every sample of the global batch of a step, from 0."""
         epoch, position = divmod(step, self.steps_per_epoch)

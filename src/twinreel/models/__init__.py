@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 def create_model(
     name: str,
     *,
-    weights: str | Path | Mapping[str, Any] | None = None,
+    weights: str | Path | Mapping[str, Any] | Weights | None = None,
     weights_scope: Scope = "all",
     vocabulary: str | Path | Vocabulary | None = None,
     preprocessing: Preprocessing | Mapping[str, Any] | None = None,
@@ -72,7 +72,7 @@ def create_model(
     arguments = _checked_options(name, builder, options)
     taken = None
     if weights is not None:
-        taken = read_weights(weights)
+        taken = weights if isinstance(weights, Weights) else read_weights(weights)
         _take_sizes(name, builder, arguments, taken, weights_scope)
     takes = inspect.signature(builder).parameters
     if vocabulary is not None and "vocabulary" in takes:

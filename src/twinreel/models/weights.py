@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -136,7 +135,7 @@ def read_weights(source: Source) -> Weights:
     if isinstance(source, Mapping):
         where, content = "the given state dict", source
     else:
-        where, content = str(source), _read_file(Path(source))
+        where, content = str(source), _read_file(Path(source).expanduser())
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{where}: holds a {type(content).__name__}, not a dict of weights")
     for wrapper in ("state_dict", "model_state"):
@@ -150,6 +149,8 @@ def read_weights(source: Source) -> Weights:
             f"{where}: expected tensors by name, or such a dict under state_dict or model_state; {got}"
         )
     tensors = {str(name): tensor for name, tensor in content.items()}
+    if any(name.startswith(("video_tower.", "text_tower.")) for name in tensors):
+        return Weights(source=where, layout="twinreel", tensors=tensors)
     if all(name.startswith("module.") for name in tensors):  # saved from (Distributed)DataParallel
         tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
     if "conv1.conv1.weight" in tensors or any(name.startswith("text_module.") for name in tensors):
@@ -280,7 +281,7 @@ def _read_file(path: Path) -> Any:
         if names:
             raise CheckpointError(_how_to_convert(path, names)) from error
         raise CheckpointError(_unreadable(path)) from error
-    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged file can make an unpickler raise anything, struct.error among them
         raise CheckpointError(f"{_unreadable(path)}: {type(error).__name__} {error}") from error
 
 
