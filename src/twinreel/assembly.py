@@ -17,7 +17,7 @@ from twinreel.config import import_function
 from twinreel.data.clip import Clip
 from twinreel.data.plan import keyed_seed
 from twinreel.data.sources import load_rows, source_notes
-from twinreel.errors import CheckpointError, ConfigError
+from twinreel.errors import CheckpointError, ConfigError, DataError
 from twinreel.models import create_model
 from twinreel.models.weights import Weights, load_partial
 from twinreel.recipe import DataSection, EvalSection, Recipe, load_recipe
@@ -144,11 +144,11 @@ def build_model(recipe: Recipe, captions: Iterable[str]) -> nn.Module:
     else:
         try:
             vocabulary = Vocabulary.build(captions, min_count=section.min_word_count, fold_case=section.fold_case)
-        except ConfigError as error:
-            raise ConfigError(
+        except DataError as error:
+            raise DataError(
                 f"no vocabulary can be built: the captions of the training rows hold no word that occurs "
                 f"{section.min_word_count} times (model.min_word_count). Look at the captions (`twinreel check`), or "
-                "give model.vocabulary"
+                "give model.vocabulary. Rows with labels alone need data.caption_template"
             ) from error
     whole = section.weights if isinstance(section.weights, str) else None
     with torch.random.fork_rng(devices=[]):
@@ -204,8 +204,8 @@ def load_run(folder: str | Path, checkpoint: str | None = None, overrides: Seque
     folder = Path(folder)
     if not (folder / "recipe.yaml").is_file():
         raise CheckpointError(f"{folder}: not a run folder (no recipe.yaml); give what `twinreel train --out` wrote")
-    _refuse_idle_overrides(folder, overrides)
     recipe = load_recipe(folder / "recipe.yaml", overrides)
+    _refuse_idle_overrides(folder, overrides)
     if checkpoint is None and (folder / "checkpoints" / "best").exists():
         checkpoint = "best"
     path, warnings = find_checkpoint(folder, checkpoint)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import sys
 import sysconfig
@@ -45,6 +46,7 @@ def main() -> None:
     # processes or neighbors a step takes half the time. Read when torch is imported, which the verbs do later.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     code = 0
+    logging.getLogger("twinreel").addHandler(_Warnings())
     try:
         code = app(args=_resume_value(sys.argv[1:]), standalone_mode=False) or 0
         sys.stdout.flush()
@@ -60,6 +62,15 @@ def main() -> None:
     except Exception as error:
         code = _explain(error)
     sys.exit(code)
+
+
+class _Warnings(logging.Handler):
+    """What the library warns of (a broken checkpoint, parts of weights left out) goes to stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a warning."""
+        if record.levelno >= logging.WARNING:
+            print(f"twinreel: warning: {record.getMessage()}", file=sys.stderr)
 
 
 def _explain(error: Exception) -> int:

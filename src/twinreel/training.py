@@ -199,7 +199,8 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
                 _save(run, recipe, parts, state)
             log.say(f"stopped by {stop[0]} after step {state.step}; saved. Go on with --resume")
         else:
-            log.say(f"done: {state.step} steps in {format_seconds(state.seconds)} of training; {run}")
+            left_out = f"; {faults.total} samples were left out, see {run / 'faults.jsonl'}" if faults.total else ""
+            log.say(f"done: {state.step} steps in {format_seconds(state.seconds)} of training; {run}{left_out}")
         return TrainResult(
             folder=run,
             steps=state.step,

@@ -146,9 +146,6 @@ def test_a_run_starts_from_the_weights_of_another(folder):
         assert ("norm.running" in name or "num_batches" in name) or torch.equal(one[name], two[name]), name
 
 
-@pytest.mark.xfail(
-    reason="weights.read_weights renames text_module. and strips module., also in checkpoints of our own", strict=True
-)
 @pytest.mark.parametrize("part", ["text_module", "module"])
 def test_parts_may_have_any_name(folder, part):
     text = MODULE.replace("reader", part)
@@ -169,7 +166,6 @@ def test_parts_may_have_any_name(folder, part):
     assert twinreel("train", *RECIPE, model(), "--out", "run", "--resume", "step_2").code == 0
 
 
-@pytest.mark.xfail(reason="training._start_line formats frame_rate=None before anything refuses it", strict=True)
 def test_towers_that_sample_by_stride_are_told_to_state_a_rate(folder):
     (folder / "mytowers.py").write_text(MODULE.replace("frame_rate=4.0", "frame_stride=2"))
     twinreel("check", *RECIPE, model(), "--out", "sheet.png").fails("frame_stride=2", "set frame_rate instead")

@@ -83,7 +83,6 @@ def test_what_show_prints_loads_again_to_the_same_recipe(name, tmp_path):
     assert recipe.model.preprocessing.model_dump().items() >= stated.items()
 
 
-@pytest.mark.xfail(reason="recipe._check_manifest: `show` asks for the user's manifest too", strict=True)
 def test_a_recipe_can_be_copied_before_there_is_a_manifest():
     for name in list_recipes():
         assert twinreel("show", name).code == 0, name
