@@ -73,7 +73,7 @@ class Vocabulary:
         kept = [word for word, count in counts.items() if count >= min_count]
         if not kept:
             most = f"the most frequent word occurs {max(counts.values())} times" if counts else "there is no word"
-            raise DataError(f"no word of the captions occurs {min_count} times ({most}); lower min_count")
+            raise DataError(f"no word of the captions occurs {min_count} times ({most})")
         return cls(tuple(sorted(kept, key=lambda word: (-counts[word], word))), fold_case)
 
     @classmethod

@@ -103,7 +103,8 @@ def test_check_says_what_it_found_and_draws_it(trained, tmp_path):
     assert outcome.code == 0 and outcome.err == ""
     lines = dict(line.split("  ", 1) for line in outcome.out.splitlines())
     assert {name: value.strip() for name, value in lines.items()}.items() >= {
-        "rows": "8", "missing files": "0", "captions": "56", "steps": "2 an epoch, 6 in all", "network input": "4x3x4x32x32",
+        "rows": "8", "missing files": "0", "captions": "56", "steps": "2 an epoch, 6 in all",
+        "network input": "4x3x4x32x32",
         "unreadable": "0 of the first 4 samples", "contact sheet": str(tmp_path / "sheet.png"),
     }.items()  # fmt: skip
     with Image.open(tmp_path / "sheet.png") as sheet:
