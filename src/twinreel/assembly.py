@@ -146,9 +146,8 @@ def build_model(recipe: Recipe, captions: Iterable[str]) -> nn.Module:
             vocabulary = Vocabulary.build(captions, min_count=section.min_word_count, fold_case=section.fold_case)
         except DataError as error:
             raise DataError(
-                f"no vocabulary can be built from the training rows: {error}, which is model.min_word_count. Look at the "
-                "captions, or "
-                "give model.vocabulary. Rows with labels alone need data.caption_template"
+                f"no vocabulary can be built from the training rows: {error}. Look at the captions, lower "
+                "model.min_word_count, or give model.vocabulary. Rows with labels alone need data.caption_template"
             ) from error
     whole = section.weights if isinstance(section.weights, str) else None
     with torch.random.fork_rng(devices=[]):
