@@ -12,7 +12,7 @@ test: .venv/installed-test
 check: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/codespell src tests docs benchmarks examples README.md CONTRIBUTING.md CHANGELOG.md
+	$(BIN)/codespell src docs benchmarks examples README.md CONTRIBUTING.md CHANGELOG.md
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit/test_imports.py
 

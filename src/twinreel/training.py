@@ -245,6 +245,8 @@ def build_parts(recipe: Recipe, checkpoint: Path | None = None) -> Parts:
     warmup = optim.warmup_steps or round((optim.warmup_epochs or 0) * plan.steps_per_epoch)
     if warmup >= total_steps:
         raise ConfigError(f"optim: a warm-up of {warmup} steps is not shorter than the run of {total_steps} steps")
+    task = build_task(recipe)
+    task.pair_loss(torch.eye(2), torch.eye(2), [["a"], ["b"]])  # options that the loss refuses, before anything is made
     return Parts(
         rows=rows,
         eval_rows=eval_rows,
@@ -255,7 +257,7 @@ def build_parts(recipe: Recipe, checkpoint: Path | None = None) -> Parts:
         warmup_steps=warmup,
         model=model,
         frozen=frozen,
-        task=build_task(recipe),
+        task=task,
         optimizer=optimizer,
         scaler=torch.amp.GradScaler(device.type, enabled=recipe.train.precision == "fp16"),
         device=device,

@@ -77,7 +77,7 @@ def test_a_typo_in_a_file_names_file_and_line(tmp_path):
     ]
 
 
-def test_all_problems_come_together(tmp_path):
+def test_all_problems_come_together(tmp_path):  # B048, B049: an override without a value is named
     path = write(tmp_path, GOOD + "  micro_batch_size: zwei\nopttim: {}\n")
     found = problems(path, "data.flip=2", "train.seed=-1", "model.nme=s3dg", "nonsense")
     assert len(found) == 6
@@ -107,7 +107,7 @@ def test_wrong_types_and_ranges(tmp_path, override, words):
     assert any(words in line for line in found), found
 
 
-def test_values_of_the_command_line_get_their_declared_type(tmp_path):
+def test_values_of_the_command_line_get_their_declared_type(tmp_path):  # B049
     recipe = load_recipe(
         write(tmp_path),
         [

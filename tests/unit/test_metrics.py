@@ -145,7 +145,7 @@ def test_a_collapsed_model_is_at_or_below_chance(scale: float) -> None:
     assert retrieval_ranks(constant, positives, ties="expected").tolist() == [20.5] * 50
 
 
-def test_one_rank_per_query_when_scores_tie_with_the_diagonal() -> None:
+def test_one_rank_per_query_when_scores_tie_with_the_diagonal() -> None:  # B074
     similarity = torch.tensor([[0.9, 0.9, 0.1], [0.2, 0.8, 0.8], [0.1, 0.2, 0.7]])
     ranks = retrieval_ranks(similarity, [[0], [1], [2]])
     assert ranks.tolist() == [2, 2, 1]
@@ -153,7 +153,7 @@ def test_one_rank_per_query_when_scores_tie_with_the_diagonal() -> None:
     assert retrieval_ranks(similarity, [[0], [1], [2]], ties="expected").tolist() == [1.5, 1.5, 1]
 
 
-def test_one_two_and_three_captions_a_video_by_hand() -> None:
+def test_one_two_and_three_captions_a_video_by_hand() -> None:  # B076
     # Captions 0 | 1 2 | 3 4 5 belong to videos 0 | 1 | 2.
     text_to_video = torch.tensor(
         [

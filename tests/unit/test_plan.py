@@ -43,7 +43,7 @@ def test_the_step_sequence_is_the_same_for_any_way_of_asking():
     assert [plan.batch(step) for step in reversed(range(12))] == forwards[::-1]
 
 
-def test_a_batch_larger_than_the_collection_is_refused_with_the_numbers():
+def test_a_batch_larger_than_the_collection_is_refused_with_the_numbers():  # B052
     with pytest.raises(ConfigError, match=r"global_batch_size=8 is more than the 5 rows .*global_batch_size to 5"):
         Plan(num_rows=5, seed=0, global_batch_size=8)
 

@@ -95,7 +95,7 @@ def records(run, kind="train"):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("make", [recipe, own])
+@pytest.mark.parametrize("make", [recipe, own])  # B061
 def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path, videos, workers, make, monkeypatch):
     settings = ["train.num_steps=15", "train.save_every=8 steps", f"data.num_workers={workers}"]
     wanted = make(videos, *settings)
@@ -225,7 +225,7 @@ def test_starting_weights_of_one_tower(tmp_path, videos):
     assert "text_tower.fc1.weight" not in same
 
 
-def test_the_run_folder_says_what_happened(tmp_path, videos):
+def test_the_run_folder_says_what_happened(tmp_path, videos):  # B050: batch, accumulation, learning rate are said
     run = tmp_path / "run"
     result = train(recipe(videos, "eval.every=3 steps"), run)
     assert result.steps == 6 and result.stopped_by is None
@@ -374,7 +374,7 @@ def test_clipping_bounds_the_step(tmp_path, videos):
     assert 0 < moved**0.5 <= 0.0011
 
 
-def test_a_gpu_that_is_not_there_is_refused_before_any_work(tmp_path, videos):
+def test_a_gpu_that_is_not_there_is_refused_before_any_work(tmp_path, videos):  # B049
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     with pytest.raises(ConfigError, match="sees no GPU here"):
@@ -436,3 +436,21 @@ def test_frames_may_be_spread_over_the_whole_window(tmp_path, videos):
     sample = rules(training.training_rows(wanted)[0], 0)
     steps = sample.pts_seconds.diff()
     assert float(steps.min()) > 1.5 / 8  # further apart than frames at 8 a second would be
+
+
+def test_two_hundred_steps_at_ten_times_the_rate_stay_finite_or_stop_with_the_reason(tmp_path, videos):  # B082
+    wanted = recipe(videos, "train.num_steps=200", "optim.learning_rate=0.02", "train.save_every=200 steps",
+                    "train.log_every=20", "eval.split=null")  # fmt: skip
+    try:
+        train(wanted, tmp_path / "run", quiet=True)
+    except TrainingError as error:
+        assert "no weight was changed" in str(error) and "optim.learning_rate" in str(error)
+    else:
+        assert all(record["loss"] is not None for record in records(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("temperature", ["0", "-1", "0.0001", "100"])
+def test_a_temperature_that_no_scale_survives_is_refused(tmp_path, videos, temperature):  # B082
+    with pytest.raises(ConfigError, match="temperature"):
+        train(recipe(videos, f"task.temperature={temperature}"), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
