@@ -132,6 +132,14 @@ class RunLog:
         if not self.quiet:
             self.progress.show(text, force=force)
 
+    def has_record(self, kind: str, step: int) -> bool:
+        """Whether metrics.jsonl has a line of this kind for a step."""
+        path = None if self.folder is None else self.folder / "metrics.jsonl"
+        if path is None or not path.exists():
+            return False
+        lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        return any(line["kind"] == kind and line["step"] == step for line in lines)
+
     def record(self, kind: str, step: int, values: Mapping[str, float | int | str]) -> None:
         """A line of metrics.jsonl, and its numbers in TensorBoard under `kind/`."""
         if self.folder is None:

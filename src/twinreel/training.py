@@ -5,11 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -42,9 +39,10 @@ from twinreel.data.loader import FaultLog, load_batches, refuse_missing_files
 from twinreel.data.manifest import missing_videos
 from twinreel.data.plan import Plan, keyed_seed
 from twinreel.data.transforms import network_input
-from twinreel.errors import CheckpointError, ConfigError, DataError, TrainingError
+from twinreel.errors import CheckpointError, ConfigError, DataError
 from twinreel.evaluation import Report, build_gallery, evaluate_retrieval
-from twinreel.log import Meter, RunLog, format_seconds, peak_memory_gb
+from twinreel.guards import half_on_cpu, non_finite_error, out_of_memory_ladder, repeatable_kernels, stop_signals
+from twinreel.log import Meter, RunLog, format_seconds
 from twinreel.optim import build_optimizer, freeze, learning_rate_factor, parameter_groups
 from twinreel.recipe import Recipe, cadence_steps
 from twinreel.run_folder import open_run, write_run_files
@@ -104,7 +102,7 @@ class _State:
     def keep_best(self, metric: str, report: Report) -> bool:
         """Whether this report is the best so far by the named metric (larger is better)."""
         value = report.metrics[metric]
-        if self.best_value is not None and value <= self.best_value:
+        if self.best_value is not None and value <= self.best_value and self.best_step != self.step:
             return False
         self.best_value, self.best_step = value, self.step
         return True
@@ -128,16 +126,19 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
     model, optimizer, device = parts.model, parts.optimizer, parts.device
     state = _restore(parts, checkpoint)
 
-    with RunLog(run, resume_step=state.step if resume else None, quiet=quiet) as log, _signals() as stop:
+    with RunLog(run, resume_step=state.step if resume else None, quiet=quiet) as log, stop_signals() as stop:
         for warning in warnings:
             log.warn(warning)
+        report: Report | None = None
+        if checkpoint is not None and _evaluation_due(recipe, parts, state) and not log.has_record("eval", state.step):
+            report = _judge(run, recipe, parts, state, log)  # the run was stopped between saving and judging
         if state.step >= parts.total_steps:
             log.say(f"{run} is finished ({state.step} of {parts.total_steps} steps): nothing to do")
-            return TrainResult(folder=run, steps=state.step, total_steps=parts.total_steps)
+            return TrainResult(folder=run, steps=state.step, total_steps=parts.total_steps, report=report)
         write_run_files(run, recipe)
         for note in training_notes(recipe):
             log.say(note)
-        if _half_on_cpu(recipe, device):
+        if half_on_cpu(recipe, device):
             log.warn(
                 f"train.precision={recipe.train.precision} is slower than fp32 on a CPU (only exact kernels are used)"
             )
@@ -154,7 +155,6 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
             pin_memory=device.type == "cuda",
         )
         meter = Meter(device, state.meter)
-        report: Report | None = None
         saved: Path | None = checkpoint
 
         while state.step < parts.total_steps and not stop:
@@ -182,17 +182,12 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
                 _warn_if_waiting(log, recipe, values)
 
             state.meter = meter.state()
-            eval_due = bool(parts.eval_rows) and _due(recipe.eval.every, state.step, parts)
-            if eval_due or _due(recipe.train.save_every, state.step, parts):  # first: evaluation may fail
+            eval_due = _evaluation_due(recipe, parts, state)
+            if eval_due or _due(recipe.train.save_every, state.step, parts):  # saved first: evaluation may fail
                 saved = _save(run, recipe, parts, state)
+                prune_checkpoints(run, recipe.train.keep_last)
             if eval_due:
-                report = _evaluate(parts, recipe, log).placed(recipe, recipe.eval, f"{run.name}/step_{state.step:07d}")
-                log.say(f"step {state.step}: {report.headline()}")
-                log.record("eval", state.step, report.metrics)
-                if state.keep_best(recipe.eval.best_metric, report):
-                    saved = _save(run, recipe, parts, state)  # again, with the new best value in its state
-                    set_link(run, "best", saved)
-            prune_checkpoints(run, recipe.train.keep_last)
+                report = _judge(run, recipe, parts, state, log)
 
         if stop:
             if saved is None or saved.name != f"step_{state.step:07d}":
@@ -365,7 +360,7 @@ def _optimize(
     parts.model.train()
     for module in parts.frozen:
         module.eval()
-    with _out_of_memory_ladder(recipe, parts.device), _repeatable_kernels(recipe, parts.device):
+    with out_of_memory_ladder(recipe, parts.device), repeatable_kernels(recipe, parts.device):
         loss = _forward_backward(parts, recipe, micro_batches, state.step)
         norm = _unscale_and_clip(parts, recipe, micro_batches, state.step)
     if loss is None:
@@ -394,7 +389,7 @@ def _forward_backward(parts: Parts, recipe: Recipe, micro_batches: list[Batch], 
         with torch.autocast(parts.device.type, dtype=dtype, enabled=recipe.train.precision != "fp32"):
             loss, count = parts.task.compute_loss(parts.model, video, batch)
         if not math.isfinite(loss.item()):
-            raise _non_finite("loss", loss.item(), step, micro_batches)
+            raise non_finite_error("loss", loss.item(), step, micro_batches)
         torch.autograd.backward(parts.scaler.scale(loss * (count / global_batch_size)))
         total += loss.item() * count
         rows += count
@@ -411,7 +406,7 @@ def _unscale_and_clip(parts: Parts, recipe: Recipe, micro_batches: list[Batch], 
     gradients = [parameter.grad for parameter in parts.model.parameters() if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients).item()
     if not math.isfinite(norm) and recipe.train.precision != "fp16":  # fp16: the scaler skips this step and says so
-        raise _non_finite("gradient norm", norm, step, micro_batches)
+        raise non_finite_error("gradient norm", norm, step, micro_batches)
     if recipe.optim.clip_norm is not None and math.isfinite(norm):
         scale = min(1.0, recipe.optim.clip_norm / (norm + 1e-6))
         for gradient in gradients:
@@ -419,74 +414,18 @@ def _unscale_and_clip(parts: Parts, recipe: Recipe, micro_batches: list[Batch], 
     return norm
 
 
-def _non_finite(what: str, value: float, step: int, micro_batches: list[Batch]) -> TrainingError:
-    ids = [sample for batch in micro_batches for sample in batch.ids]
-    return TrainingError(
-        f"step {step + 1}: the {what} is {value}; no weight was changed. Samples: {', '.join(ids[:64])}. "
-        "Look at these files first (`twinreel check`), then lower optim.learning_rate, set optim.clip_norm, or use "
-        "train.precision=fp32. The last checkpoint is intact."
-    )
+def _evaluation_due(recipe: Recipe, parts: Parts, state: _State) -> bool:
+    return bool(parts.eval_rows) and _due(recipe.eval.every, state.step, parts)
 
 
-def _half_on_cpu(recipe: Recipe, device: torch.device) -> bool:
-    return device.type == "cpu" and recipe.train.precision != "fp32"
-
-
-@contextmanager
-def _repeatable_kernels(recipe: Recipe, device: torch.device) -> Iterator[None]:
-    """On a CPU, oneDNN's half-precision 3-D convolutions are left out.
-
-    In torch 2.13 their gradient differs from call to call for some small shapes (96 -> 160 channels at 2 x 4 x 4, on
-    AVX-512 with bf16), and is NaN now and then: memory that was never written. PyTorch's own kernels repeat exactly.
-    """
-    onednn: Any = torch.backends.mkldnn
-    before = onednn.enabled
-    onednn.enabled = before and not _half_on_cpu(recipe, device)
-    try:
-        yield
-    finally:
-        onednn.enabled = before
-
-
-@contextmanager
-def _out_of_memory_ladder(recipe: Recipe, device: torch.device) -> Iterator[None]:
-    """Out of memory becomes advice: what was needed, and the knobs in the order to turn them."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        text = str(error)
-        ours = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in text
-        if not ours:
-            raise
-        micro = recipe.train.micro_batch_size or recipe.train.global_batch_size
-        smaller = next((size for size in range(micro // 2, 0, -1) if recipe.train.global_batch_size % size == 0), 1)
-        raise TrainingError(
-            f"out of memory on {device} (peak {peak_memory_gb(device):.1f} GB) with {micro} clips at once. In this "
-            f"order: train.micro_batch_size={smaller} (the global batch stays {recipe.train.global_batch_size}); "
-            "train.precision=bf16; a smaller model; fewer frames last. "
-            f"The last checkpoint is intact: go on with --resume. ({text.splitlines()[0] if text else 'MemoryError'})"
-        ) from error
-
-
-@contextmanager
-def _signals() -> Iterator[list[str]]:
-    """Names of the signals that asked the run to stop; the loop looks after every step."""
-    asked: list[str] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def ask(number: int, frame: object) -> None:
-        if asked and number == signal.SIGINT:
-            raise KeyboardInterrupt  # the second Ctrl-C means now
-        asked.append(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _judge(run: Path, recipe: Recipe, parts: Parts, state: _State, log: RunLog) -> Report:
+    """Evaluate the step that was just saved; if it is the best so far, save that and point `best` at it."""
+    report = _evaluate(parts, recipe, log).placed(recipe, recipe.eval, f"{run.name}/step_{state.step:07d}")
+    log.say(f"step {state.step}: {report.headline()}")
+    if state.keep_best(recipe.eval.best_metric, report):
+        set_link(run, "best", _save(run, recipe, parts, state))
+    log.record("eval", state.step, report.metrics)  # last: a step without this line is judged again on resume
+    return report
 
 
 def _evaluate(parts: Parts, recipe: Recipe, log: RunLog) -> Report:

@@ -21,7 +21,7 @@ ROOMS = [
     {"distributed", "tasks"},
     {"recipe"},
     {"checkpoint", "log", "optim"},
-    {"assembly", "run_folder"},
+    {"assembly", "guards", "run_folder"},
     {"evaluation"},
     {"search", "training"},
     {"check", "demo"},

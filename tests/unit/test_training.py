@@ -1,5 +1,6 @@
 """The loop: resumed = uninterrupted, chunked = whole, faults, signals, precision, and what a run folder holds."""
 
+import contextlib
 import json
 import os
 import signal
@@ -454,3 +455,29 @@ def test_a_temperature_that_no_scale_survives_is_refused(tmp_path, videos, tempe
     with pytest.raises(ConfigError, match="temperature"):
         train(recipe(videos, f"task.temperature={temperature}"), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("killed_in", ["evaluate_retrieval", "set_link"])
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_run_killed_while_it_is_judged_ends_as_an_undisturbed_one(tmp_path, videos, monkeypatch, killed_in, call):
+    wanted = recipe(videos, "eval.every=3 steps")
+    train(wanted, tmp_path / "whole", quiet=True)
+    real, calls = getattr(training, killed_in), []
+
+    def killed(*args, **options):
+        calls.append(1)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return real(*args, **options)
+
+    monkeypatch.setattr(training, killed_in, killed)
+    with contextlib.suppress(KeyboardInterrupt):
+        train(wanted, tmp_path / "parts", quiet=True)
+    monkeypatch.undo()
+    train(wanted, tmp_path / "parts", resume=True, quiet=True)
+    for kind in ("train", "eval"):
+        assert records(tmp_path / "whole", kind) == records(tmp_path / "parts", kind)
+    for link in ("best", "last"):
+        one, other = (tmp_path / run / "checkpoints" / link for run in ("whole", "parts"))
+        assert one.resolve().name == other.resolve().name
+    assert_same(weights_of(tmp_path / "whole", "best"), weights_of(tmp_path / "parts", "best"))
