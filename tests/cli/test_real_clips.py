@@ -18,7 +18,7 @@ def test_check_train_eval_embed_and_search_run_on_real_clips(tmp_path):
     command = [sys.executable, str(SCRIPT), "--data", data, "--out", str(tmp_path), "--epochs", "1"]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    for words in ("| caption, training rows | 159 | 132 |", "| caption, validation rows | 76 | 44 |",
+    for words in ("| caption, training rows | 158 | 132 |", "| caption, validation rows | 76 | 44 |",
                   "| action, training rows | 10 | ", "| action, validation rows | 10 | "):  # fmt: skip
         assert words in result.stdout, result.stdout
     assert result.stdout.count(".mp4") + result.stdout.count(".avi") >= 6
