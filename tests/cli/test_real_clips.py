@@ -1,4 +1,4 @@
-"""The whole command line on real clips, shortened to one epoch; numbers are for the benchmark itself."""
+"""The whole command line on real clips, shortened to two epochs; numbers are for the benchmark itself."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ def test_check_train_eval_embed_and_search_run_on_real_clips(tmp_path):
     data = os.environ.get("TWINREEL_TEST_DATA")
     if not data:
         pytest.skip("TWINREEL_TEST_DATA names no folder of real clips")
-    command = [sys.executable, str(SCRIPT), "--data", data, "--out", str(tmp_path), "--epochs", "1"]
+    command = [sys.executable, str(SCRIPT), "--data", data, "--out", str(tmp_path), "--epochs", "2"]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     for words in ("| caption, training rows | 158 | 132 |", "| caption, validation rows | 76 | 44 |",

@@ -405,6 +405,7 @@ def test_a_killed_embed_goes_on_and_gives_the_index_of_an_undisturbed_one(traine
 
     monkeypatch.setattr("twinreel.search.VIDEOS_A_PART", 1)
     counts = [json.loads(twinreel(*arguments, tmp_path / name, "--json").out) for name in ("parts", "whole")]
+    assert [count.pop("written") + count.pop("already_there") for count in counts] == [6, 6]
     assert counts[0] == counts[1]
     assert {path.name: path.read_bytes() for path in parts.iterdir()}.items() >= done.items()
     assert hashes(tmp_path / "parts") == hashes(tmp_path / "whole")
