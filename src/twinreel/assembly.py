@@ -18,7 +18,7 @@ from twinreel.data.clip import Clip
 from twinreel.data.plan import keyed_seed
 from twinreel.data.sources import load_rows, source_notes
 from twinreel.errors import CheckpointError, ConfigError, DataError
-from twinreel.models import create_model
+from twinreel.models import TwoTowers, create_model
 from twinreel.models.weights import Weights, load_partial
 from twinreel.recipe import DataSection, EvalSection, Recipe, load_recipe
 from twinreel.tasks import TASKS, Contrastive
@@ -167,12 +167,16 @@ def build_model(recipe: Recipe, captions: Iterable[str]) -> nn.Module:
 
 
 def describe_model(recipe: Recipe, model: nn.Module) -> dict[str, Any]:
-    """What `load_model` needs to build this model again; saved with the weights."""
+    """What `load_model` needs to build this model again; saved with the weights. Asked before parts are frozen."""
     vocabulary = getattr(model, "vocabulary", None)
     preprocessing: Any = model.preprocessing
+    options = recipe.model.options
+    if isinstance(model, TwoTowers) and model.text_tower is not None:
+        table: Any = model.text_tower.word_embd
+        options["train_word_vectors"] = bool(table.weight.requires_grad)  # as decided, perhaps by the starting weights
     return {
         "name": recipe.model.name,
-        "options": recipe.model.options,
+        "options": options,
         "preprocessing": preprocessing.to_dict(),
         "has_vocabulary": vocabulary is not None,
     }

@@ -10,6 +10,7 @@ import errno
 import json
 import logging
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -45,7 +46,7 @@ def main() -> None:
     # Torch's threads sleep instead of spinning while they wait for each other: on cores that are shared with reader
     # processes or neighbors a step takes half the time. Read when torch is imported, which the verbs do later.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    code = 0
+    code: Any = 0
     logging.getLogger("twinreel").addHandler(_Warnings())
     try:
         code = app(args=_resume_value(sys.argv[1:]), standalone_mode=False) or 0
@@ -53,6 +54,9 @@ def main() -> None:
     except TwinreelError as error:
         print(f"twinreel: {error}", file=sys.stderr)
         code = 2
+    except SystemExit as end:  # typer ends with 1 where a pipe breaks
+        broken = isinstance(end.__context__, OSError) and end.__context__.errno == errno.EPIPE
+        code = 0 if broken else end.code
     except KeyboardInterrupt:
         print("twinreel: interrupted", file=sys.stderr)
         code = 130
@@ -106,7 +110,7 @@ def _resume_value(arguments: list[str]) -> list[str]:
     """`--resume step_1000` becomes `--resume-from step_1000`: an option whose value may be left out."""
     for i, argument in enumerate(arguments[:-1]):
         value = arguments[i + 1]
-        if argument == "--resume" and "=" not in value and not value.startswith("-"):
+        if argument == "--resume" and re.fullmatch(r"last|best|(step_)?[0-9]+", Path(value).name):
             return [*arguments[:i], "--resume-from", Path(value).name, *arguments[i + 2 :]]
     return arguments
 

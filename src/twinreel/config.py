@@ -45,11 +45,13 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in rules if not tag.endswith((":bool", ":timestamp", ":float"))]
+    first: [(tag, pattern) for tag, pattern in rules if not tag.endswith((":bool", ":timestamp", ":float", ":int"))]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _FLOAT = re.compile(r"^[-+]?(?:(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.inf|\.nan)$")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+_INT = re.compile(r"^[-+]?(?:0|[1-9][0-9]*)$")  # 010 and 1:30 are words, not 8 and 90
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false|True|False)$"), list("tTfF"))
 
 
@@ -130,6 +132,8 @@ def load_tree(path: Path | None, overrides: Sequence[str] = (), *, text: str | N
             tree.values = _mapping(loader, node, "", name, tree)
     except RecursionError as error:
         raise ConfigError(f"{name}: an anchor holds itself (&x ... *x); write the values out") from error
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"{name}: not valid YAML: a tag (!!...) does not fit its value: {error}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
@@ -166,8 +170,12 @@ def _override(tree: Tree, override: str) -> None:
         return
     try:
         value = yaml.load(raw, Loader=_Loader) if raw.strip() else ""
+        json.dumps(value, default=str)
     except yaml.YAMLError:
         value = raw  # a sentence with a colon, a template with braces: plain text
+    except (ValueError, AttributeError, RecursionError) as error:
+        tree.problems.append(f"{COMMAND_LINE}: {key}: {_short(raw)} is no value ({error})")
+        return
     *parents, last = key.split(".")
     level = tree.values
     for depth, parent in enumerate(parents):

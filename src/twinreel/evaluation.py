@@ -7,6 +7,7 @@ named, and scores over fewer videos are given only on request.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -170,18 +171,19 @@ def embed_videos(
     )
     embeddings, valid, faults, repeated = [], [], [], 0
     dataset = ClipDataset(rows, rules)
-    for batch in load_batches(dataset, keys, num_workers=num_workers, worker_start=worker_start):
-        batch = batch if transform is None else transform(batch)
-        num_rows, num_clips = batch.frames.shape[:2]
-        batch.frames = batch.frames.flatten(0, 1)
-        video = network_input(batch, rules.preprocessing, device)
-        clips = task.encode_video(model, video)
-        embeddings.append(task.combine_views(clips.view(num_rows, num_clips, -1)).cpu())
-        valid.append(batch.valid)
-        faults += batch.faults
-        repeated += batch.repeated_frames
-        if report is not None:
-            report(sum(map(len, valid)), len(rows))
+    with closing(load_batches(dataset, keys, num_workers=num_workers, worker_start=worker_start)) as batches:
+        for batch in batches:
+            batch = batch if transform is None else transform(batch)
+            num_rows, num_clips = batch.frames.shape[:2]
+            batch.frames = batch.frames.flatten(0, 1)
+            video = network_input(batch, rules.preprocessing, device)
+            clips = task.encode_video(model, video)
+            embeddings.append(task.combine_views(clips.view(num_rows, num_clips, -1)).cpu())
+            valid.append(batch.valid)
+            faults += batch.faults
+            repeated += batch.repeated_frames
+            if report is not None:
+                report(sum(map(len, valid)), len(rows))
     return Embedded(torch.cat(embeddings), torch.cat(valid), faults, repeated)
 
 

@@ -137,7 +137,7 @@ class RunLog:
         path = None if self.folder is None else self.folder / "metrics.jsonl"
         if path is None or not path.exists():
             return False
-        lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        lines = map(json.loads, filter(None, path.read_text(encoding="utf-8").split("\n")))
         return any(line["kind"] == kind and line["step"] == step for line in lines)
 
     def record(self, kind: str, step: int, values: Mapping[str, float | int | str]) -> None:
@@ -229,7 +229,7 @@ def _cut_back(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").split("\n"):  # a reason may hold U+2028, which splitlines cuts at
         try:
             record = json.loads(line)
         except ValueError:

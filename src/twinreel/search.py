@@ -11,6 +11,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -139,8 +140,9 @@ def embed_collection(
     for first in range(0, len(todo), VIDEOS_A_PART):
         block = todo[first : first + VIDEOS_A_PART]
         windows, embeddings = [], []
+        marks = {row.id: _fingerprint(row) for row in block}  # of the files before they are read
         for row, spans, values, repeated in _embed_rows(loaded, block, preprocessing, stride, device, faults):
-            mark = _fingerprint(row)
+            mark = marks[row.id]
             windows += [
                 {"row": row.id, "video": row.video, "start_seconds": start, "end_seconds": end, "mark": mark}
                 for start, end in spans
@@ -166,8 +168,11 @@ def embed_collection(
 
 def _fingerprint(row: Clip) -> list[Any]:
     """What a row's embeddings depend on beside the model: the file as it is, and the row's window."""
+    window = [os.path.abspath(row.video), row.start_seconds, row.end_seconds]
+    if not os.path.exists(row.video):
+        return window  # reading it will say so
     stat = os.stat(row.video)
-    return [os.path.abspath(row.video), row.start_seconds, row.end_seconds, stat.st_size, stat.st_mtime_ns]
+    return [*window, stat.st_size, stat.st_mtime_ns]
 
 
 def _not_yet_there(folder: Path, rows: Sequence[Clip]) -> list[Clip]:
@@ -220,16 +225,17 @@ def _embed_rows(
     repeated: Counter[str] = Counter()
     failed: dict[str, Fault] = {}
     data = run.recipe.data
-    for batch in load_batches(dataset, keys, num_workers=data.num_workers, worker_start=data.worker_start):
-        row = owner[batch.ids[0]]
-        if batch.faults:
-            failed.setdefault(row.id, replace(batch.faults[0], id=row.id))
-            continue
-        batch.frames = batch.frames.flatten(0, 1)
-        with torch.no_grad():
-            values = run.task.encode_video(run.model, network_input(batch, preprocessing, device))
-        results.setdefault(row.id, []).append(values.cpu())
-        repeated[row.id] += batch.repeated_frames
+    with closing(load_batches(dataset, keys, num_workers=data.num_workers, worker_start=data.worker_start)) as batches:
+        for batch in batches:
+            row = owner[batch.ids[0]]
+            if batch.faults:
+                failed.setdefault(row.id, replace(batch.faults[0], id=row.id))
+                continue
+            batch.frames = batch.frames.flatten(0, 1)
+            with torch.no_grad():
+                values = run.task.encode_video(run.model, network_input(batch, preprocessing, device))
+            results.setdefault(row.id, []).append(values.cpu())
+            repeated[row.id] += batch.repeated_frames
     faults += failed.values()
     for row in rows:
         if row.id in results and row.id not in failed:

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -29,6 +30,7 @@ from twinreel.assembly import (
 from twinreel.checkpoint import (
     load_training_state,
     prune_checkpoints,
+    read_model_json,
     save_checkpoint,
     set_link,
 )
@@ -79,6 +81,7 @@ class Parts:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     device: torch.device
+    description: dict[str, Any]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -126,7 +129,11 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
     model, optimizer, device = parts.model, parts.optimizer, parts.device
     state = _restore(parts, checkpoint)
 
-    with RunLog(run, resume_step=state.step if resume else None, quiet=quiet) as log, stop_signals() as stop:
+    with (
+        RunLog(run, resume_step=state.step if resume else None, quiet=quiet) as log,
+        stop_signals() as stop,
+        ExitStack() as readers,
+    ):
         for warning in warnings:
             log.warn(warning)
         report: Report | None = None
@@ -147,13 +154,14 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
         log.say(_start_line(recipe, parts, state))
         faults = FaultLog(run / "faults.jsonl", recipe.data.max_faults, len(parts.rows), state.faults)
         micro_batch_size = recipe.train.micro_batch_size or recipe.train.global_batch_size
-        batches = load_batches(
+        loader = load_batches(
             ClipDataset(parts.rows, training_rules(recipe, model)),
             parts.plan.micro_batches(state.step, parts.total_steps, micro_batch_size),
             num_workers=recipe.data.num_workers,
             worker_start=recipe.data.worker_start,
             pin_memory=device.type == "cuda",
         )
+        batches = readers.enter_context(closing(loader))
         meter = Meter(device, state.meter)
         saved: Path | None = checkpoint
 
@@ -188,6 +196,7 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
                 prune_checkpoints(run, recipe.train.keep_last)
             if eval_due:
                 report = _judge(run, recipe, parts, state, log)
+                prune_checkpoints(run, recipe.train.keep_last)  # again: the best may be another one now
 
         if stop:
             if saved is None or saved.name != f"step_{state.step:07d}":
@@ -223,6 +232,7 @@ def build_parts(recipe: Recipe, checkpoint: Path | None = None) -> Parts:
         model = model_from_checkpoint(checkpoint)
     preprocessing: Any = model.preprocessing
     preprocessing.clip_seconds  # noqa: B018  (a model that samples by frame_stride is refused here)
+    description = describe_model(recipe, model) if checkpoint is None else read_model_json(checkpoint)
     model.to(device)
     if recipe.train.channels_last:
         _channels_last(model)
@@ -256,6 +266,7 @@ def build_parts(recipe: Recipe, checkpoint: Path | None = None) -> Parts:
         optimizer=optimizer,
         scaler=torch.amp.GradScaler(device.type, enabled=recipe.train.precision == "fp16"),
         device=device,
+        description=description,
     )
 
 
@@ -288,7 +299,10 @@ def _rows_digest(rows: Sequence[Clip]) -> str:
     """What the training rows say, wherever their files lie now."""
     digest = hashlib.blake2b(digest_size=16)
     for row in rows:
-        captions = os.path.basename(row.caption_file) if row.caption_file else row.captions
+        captions: Any = row.captions
+        if row.caption_file is not None:  # its content is not read here: a HowTo100M has a million of them
+            size = os.path.getsize(row.caption_file) if os.path.exists(row.caption_file) else None
+            captions = (os.path.basename(row.caption_file), size)
         digest.update(repr((row.id, row.start_seconds, row.end_seconds, captions, row.labels)).encode())
     return f"{len(rows)} rows, {digest.hexdigest()}"
 
@@ -301,7 +315,8 @@ def _restore(parts: Parts, checkpoint: Path | None) -> _State:
     if saved["state"]["rows_digest"] != digest:
         raise CheckpointError(
             f"{checkpoint}: the training rows have changed since ({saved['state']['rows_digest']} then, {digest} now: "
-            "ids, windows, captions, order). Restore the manifest, or start a new run with model.weights"
+            "ids, windows, captions, sizes of caption files, order). Restore the manifest, or start a new run with "
+            "model.weights"
         )
     try:
         parts.optimizer.load_state_dict(saved["optimizer"])
@@ -317,7 +332,7 @@ def _save(run: Path, recipe: Recipe, parts: Parts, state: _State) -> Path:
         "scaler": parts.scaler.state_dict(),
         "state": asdict(state),
     }
-    return save_checkpoint(run, state.step, parts.model, describe_model(recipe, parts.model), training_state)
+    return save_checkpoint(run, state.step, parts.model, parts.description, training_state)
 
 
 def training_rules(recipe: Recipe, model: nn.Module) -> TrainingRules:
@@ -362,11 +377,11 @@ def _optimize(
         module.eval()
     with out_of_memory_ladder(recipe, parts.device), repeatable_kernels(recipe, parts.device):
         loss = _forward_backward(parts, recipe, micro_batches, state.step)
+        if loss is None:
+            state.skipped_steps += 1
+            log.warn(f"step {state.step + 1}: no sample of this batch could be used; the weights stay as they are")
+            return None, 0.0
         norm = _unscale_and_clip(parts, recipe, micro_batches, state.step)
-    if loss is None:
-        state.skipped_steps += 1
-        log.warn(f"step {state.step + 1}: no sample of this batch could be used; the weights stay as they are")
-        return None, norm
     scale = parts.scaler.get_scale()
     parts.scaler.step(parts.optimizer)
     parts.scaler.update()

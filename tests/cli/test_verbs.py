@@ -442,3 +442,16 @@ def test_from_a_csv_to_seconds(collection, tmp_path):
     assert {(item["start_seconds"], item["end_seconds"]) for item in found} == {(0.0, 0.5), (0.5, 1.0)}
     assert {item["video"] for item in found} == {str(collection.folder / f"{i}.mp4") for i in range(30, 40)}
     assert twinreel("predict", run, collection.folder / "0.mp4", "--sentence", "even").code == 0
+
+
+def test_resume_before_the_recipe_does_not_eat_it(trained, copy_of):
+    run = copy_of(trained.run)
+    outcome = twinreel("train", "--resume", *trained.recipe, "--out", run)
+    assert outcome.code == 0 and "nothing to do" in outcome.err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    process = start("list", "--json", PYTHONUNBUFFERED="1")
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0
+    process.stderr.close()

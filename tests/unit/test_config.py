@@ -211,3 +211,20 @@ def load_tree_of(name):
     from twinreel.recipe import _find
 
     return load_tree(_find(name)).values
+
+
+@pytest.mark.parametrize("override", ["data.root=&x [*x]", "data.root=!!int abc", "train.num_steps=!!timestamp 2001"])
+def test_overrides_that_are_no_value_are_refused(tmp_path, override):
+    assert any(line.startswith("command line: ") for line in problems(write(tmp_path), override))
+
+
+def test_numbers_of_folds_stay_as_they_are_written(tmp_path):
+    for written, read in (("1", "1"), ("01", "01"), ("010", "010"), ("1:30", "1:30")):
+        assert load_recipe(write(tmp_path), [f"data.split={written}"]).data.split == read
+    assert any("data.split" in line for line in problems(write(tmp_path), "data.split="))
+
+
+def test_an_anchor_that_holds_itself_is_refused(tmp_path):
+    assert problems(write(tmp_path, "model: &x {name: *x}\n")) == [
+        "recipe.yaml: an anchor holds itself (&x ... *x); write the values out"
+    ]

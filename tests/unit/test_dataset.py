@@ -1,14 +1,17 @@
 """Samples are pure functions of (seed, epoch, id); captions, windows and faults are as the design says."""
 
 import collections
+import contextlib
 import json
+import multiprocessing
 import re
+import time
 
 import numpy as np
 import pytest
 import torch
 
-from twinreel.data.clip import Batch, Caption, Clip, Fault
+from twinreel.data.clip import Batch, Caption, Clip, Fault, Sample
 from twinreel.data.dataset import (
     ClipDataset,
     TrainingRules,
@@ -228,3 +231,19 @@ def test_missing_files_stop_a_run_before_it_starts_only_above_the_limit(tmp_path
     ) as caught:
         refuse_missing_files([*good, *missing], 0.05)
     assert len(re.findall(r"missing\d\.mp4", str(caught.value))) == 5 and "data.root" in str(caught.value)
+
+
+def stuck_reader(row, epoch):
+    if row.id == "3":
+        time.sleep(60)
+    return Sample(id=row.id, frames=torch.zeros(1, 2, 2, 3, dtype=torch.uint8), pts_seconds=torch.zeros(1))
+
+
+@pytest.mark.slow
+def test_a_reader_that_is_stuck_does_not_hold_the_exit():
+    rows = [Clip(id=str(i), video="x") for i in range(8)]
+    batches = load_batches(ClipDataset(rows, stuck_reader), [[(0, i)] for i in range(8)], num_workers=2)
+    with pytest.raises(ValueError, match="boom"), contextlib.closing(batches):
+        next(batches)
+        raise ValueError("boom")
+    assert not multiprocessing.active_children()

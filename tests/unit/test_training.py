@@ -481,3 +481,43 @@ def test_a_run_killed_while_it_is_judged_ends_as_an_undisturbed_one(tmp_path, vi
         one, other = (tmp_path / run / "checkpoints" / link for run in ("whole", "parts"))
         assert one.resolve().name == other.resolve().name
     assert_same(weights_of(tmp_path / "whole", "best"), weights_of(tmp_path / "parts", "best"))
+
+
+def test_a_run_that_began_with_founding_weights_resumes_with_its_table_frozen(tmp_path, videos):
+    begun = training.build_parts(recipe(videos)).model
+    founding = {
+        name.replace("text_tower.", "text_module.").removeprefix("video_tower."): value.contiguous().clone()
+        for name, value in begun.state_dict().items()
+    }
+    torch.save(founding, tmp_path / "founding.pth")
+    wanted = recipe(videos, f"model.weights={tmp_path / 'founding.pth'}")
+    train(wanted, tmp_path / "run", quiet=True)
+    before = weights_of(tmp_path / "run")
+    assert torch.equal(before["text_tower.word_embd.weight"], founding["text_module.word_embd.weight"])
+    train(wanted, tmp_path / "run", resume="step_2", quiet=True)
+    assert_same(before, weights_of(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_batch_without_a_usable_sample_changes_nothing_and_the_run_goes_on(tmp_path, precision, capsys):
+    from videos import make_video
+
+    make_video(tmp_path / "0.mp4", num_frames=8, frame_rate=8, size=(48, 48))
+    (tmp_path / "1.mp4").write_text("no video")
+    (tmp_path / "m.csv").write_text("video,caption\n0.mp4,one\n1.mp4,two\n")
+    wanted = load_recipe("s3dg_small_own_videos", [
+        f"data.manifest={tmp_path / 'm.csv'}", "model.preprocessing={num_frames: 4, frame_rate: 8.0, crop_size: 32}",
+        "train.num_epochs=3", "train.global_batch_size=1", "data.num_workers=0", "optim.warmup_epochs=0",
+        "model.name=conv3d_small", "data.max_faults=1.0", f"train.precision={precision}",
+    ])  # fmt: skip
+    assert train(wanted, tmp_path / "run").steps == 6
+    said = capsys.readouterr().err
+    assert said.count("no sample of this batch could be used") == 3 and "3 samples were left out" in said
+    assert said.count("left out: ") == 1  # each fault is said once
+
+
+def test_only_the_best_and_the_last_are_kept(tmp_path, videos):
+    train(recipe(videos, "train.keep_last=1", "eval.every=1 steps"), tmp_path / "run", quiet=True)
+    folders = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if not path.is_symlink()}
+    best = (tmp_path / "run" / "checkpoints" / "best").resolve().name
+    assert folders == {best, "step_0000006"}

@@ -6,11 +6,14 @@ reason in `faults.jsonl`; a run with too many of them stops.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import multiprocessing
 import signal
+import sys
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -55,8 +58,10 @@ def load_batches(
     num_workers: int,
     worker_start: WorkerStart = "fork",
     pin_memory: bool = False,
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """Batches in the order of `keys`, whatever the number of workers; `wait_seconds` is set on each.
+
+    Who leaves early closes it (`contextlib.closing`): then a reader that is stuck in a file does not hold the exit.
 
     Args:
         dataset: what reads a sample.
@@ -77,13 +82,31 @@ def load_batches(
         **options,
     )
     iterator = iter(loader)
-    while True:
-        began = time.perf_counter()
-        batch = next(iterator, None)
-        if batch is None:
-            return
-        batch.wait_seconds = time.perf_counter() - began
-        yield batch
+    try:
+        while True:
+            began = time.perf_counter()
+            batch = next(iterator, None)
+            if batch is None:
+                return
+            batch.wait_seconds = time.perf_counter() - began
+            yield batch
+    except BaseException:
+        _stop_readers(iterator)
+        raise
+
+
+def _stop_readers(iterator: object) -> None:
+    """End the readers of a loader that is left early: in order, and those that are stuck in a file by force."""
+    shut_down = getattr(iterator, "_shutdown_workers", None)
+    if shut_down is not None:
+        shut_down()
+    for worker in getattr(iterator, "_workers", ()):
+        if worker.is_alive():
+            worker.kill()  # it ignores the SIGTERM that torch has sent
+
+
+PR_SET_PDEATHSIG = 1
+SERVED = multiprocessing.get_context("forkserver").Process  # its parent is the server, which ends by itself
 
 
 class _Keys:
@@ -98,6 +121,8 @@ class _Keys:
 
 def _start_worker(worker: int) -> None:
     torch.set_num_threads(1)  # decoding scales by processes; threads of threads only fight
+    if not isinstance(multiprocessing.current_process(), SERVED) and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no reader outlives a run that is killed
     for number in (signal.SIGTERM, signal.SIGINT):  # a signal to the whole group is the run's to answer: it saves
         signal.signal(number, signal.SIG_IGN)
 
