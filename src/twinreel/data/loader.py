@@ -103,6 +103,7 @@ def _stop_readers(iterator: object) -> None:
     for worker in getattr(iterator, "_workers", ()):
         if worker.is_alive():
             worker.kill()  # it ignores the SIGTERM that torch has sent
+            worker.join(5.0)
 
 
 PR_SET_PDEATHSIG = 1
