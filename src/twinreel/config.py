@@ -99,9 +99,9 @@ def nearest_key(dotted: str, sections: Mapping[str, Iterable[str]]) -> str:
     last = ALIASES.get(last, last)
     for key in difflib.get_close_matches(last, here, n=1, cutoff=0.6):
         return f"; did you mean {prefix}{key}?"
-    everywhere = {key: section for section, keys in sections.items() for key in keys}
+    everywhere = {key: f"{name}.{key}" if name else key for name, keys in sections.items() for key in keys}
     for key in difflib.get_close_matches(last, sorted(everywhere), n=1, cutoff=0.8):
-        return f"; did you mean {everywhere[key]}.{key}?".replace("mean .", "mean ")
+        return f"; did you mean {everywhere[key]}?"
     return f"; there are: {', '.join(prefix + key for key in here)}" if here else ""
 
 

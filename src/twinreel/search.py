@@ -169,9 +169,10 @@ def embed_collection(
 def _fingerprint(row: Clip) -> list[Any]:
     """What a row's embeddings depend on beside the model: the file as it is, and the row's window."""
     window = [os.path.abspath(row.video), row.start_seconds, row.end_seconds]
-    if not os.path.exists(row.video):
-        return window  # reading it will say so
-    stat = os.stat(row.video)
+    try:
+        stat = os.stat(row.video)
+    except OSError:
+        return window  # reading it will say why
     return [*window, stat.st_size, stat.st_mtime_ns]
 
 

@@ -192,7 +192,7 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
             state.meter = meter.state()
             eval_due = _evaluation_due(recipe, parts, state)
             if eval_due or _due(recipe.train.save_every, state.step, parts):  # saved first: evaluation may fail
-                saved = _save(run, recipe, parts, state)
+                saved = _save(run, parts, state)
                 prune_checkpoints(run, recipe.train.keep_last)
             if eval_due:
                 report = _judge(run, recipe, parts, state, log)
@@ -200,7 +200,7 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
 
         if stop:
             if saved is None or saved.name != f"step_{state.step:07d}":
-                _save(run, recipe, parts, state)
+                _save(run, parts, state)
             log.say(f"stopped by {stop[0]} after step {state.step}; saved. Go on with --resume")
         else:
             left_out = f"; {faults.total} samples were left out, see {run / 'faults.jsonl'}" if faults.total else ""
@@ -326,7 +326,7 @@ def _restore(parts: Parts, checkpoint: Path | None) -> _State:
     return _State(**saved["state"])
 
 
-def _save(run: Path, recipe: Recipe, parts: Parts, state: _State) -> Path:
+def _save(run: Path, parts: Parts, state: _State) -> Path:
     training_state = {
         "optimizer": parts.optimizer.state_dict(),
         "scaler": parts.scaler.state_dict(),
@@ -438,7 +438,7 @@ def _judge(run: Path, recipe: Recipe, parts: Parts, state: _State, log: RunLog) 
     report = _evaluate(parts, recipe, log).placed(recipe, recipe.eval, f"{run.name}/step_{state.step:07d}")
     log.say(f"step {state.step}: {report.headline()}")
     if state.keep_best(recipe.eval.best_metric, report):
-        set_link(run, "best", _save(run, recipe, parts, state))
+        set_link(run, "best", _save(run, parts, state))
     log.record("eval", state.step, report.metrics)  # last: a step without this line is judged again on resume
     return report
 

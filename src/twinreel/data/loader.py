@@ -30,6 +30,9 @@ from twinreel.errors import DataError, TrainingError
 __all__ = ["FaultLog", "WorkerStart", "collate", "load_batches", "refuse_missing_files"]
 
 
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
+SERVED = multiprocessing.get_context("forkserver").Process  # its parent is the server, which ends by itself
+
 WorkerStart: TypeAlias = Literal["fork", "spawn", "forkserver"]
 
 
@@ -104,10 +107,6 @@ def _stop_readers(iterator: object) -> None:
         if worker.is_alive():
             worker.kill()  # it ignores the SIGTERM that torch has sent
             worker.join(5.0)
-
-
-PR_SET_PDEATHSIG = 1
-SERVED = multiprocessing.get_context("forkserver").Process  # its parent is the server, which ends by itself
 
 
 class _Keys:
