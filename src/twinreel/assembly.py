@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ import torch
 from torch import nn
 
 from twinreel import losses
-from twinreel.checkpoint import find_checkpoint, read_model_json, read_weights
+from twinreel.checkpoint import find_checkpoint, read_model_json, read_task_weights, read_weights
 from twinreel.config import import_function
 from twinreel.data.clip import Clip
 from twinreel.data.plan import keyed_seed
@@ -46,16 +48,23 @@ CHANGEABLE = ("eval.", "data.root", "data.manifest", "data.num_workers", "data.w
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of a run.
+    """The device of this process; under torchrun the GPU of its LOCAL_RANK.
 
     Raises:
-        ConfigError: a GPU is asked for and there is none.
+        ConfigError: a GPU is asked for and there is none, or none for this process.
     """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("train.device=cuda, but PyTorch sees no GPU here; use train.device=cpu or auto")
-    return torch.device(name)
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    wanted, there = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if wanted > there:
+        raise ConfigError(
+            f"{socket.gethostname()}: {wanted} processes on this machine, but PyTorch sees {there} GPUs "
+            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}); start torchrun with "
+            f"--nproc-per-node {there}, or make more GPUs visible"
+        )
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def _rows(section: DataSection | EvalSection, source: str, root: str | None, split: str | None) -> list[Clip]:
@@ -116,16 +125,20 @@ def evaluation_rows(recipe: Recipe, section: EvalSection | None = None, *, own_r
     return _rows(filled, source, root, section.split)
 
 
-def build_task(recipe: Recipe) -> Contrastive:
-    """The task with its loss."""
+def build_task(recipe: Recipe, checkpoint: Path | None = None) -> Contrastive:
+    """The task with its loss; with what it has learned by a checkpoint."""
     section = recipe.task
     loss = import_function(section.loss, "task.loss") if ":" in section.loss else losses.LOSSES[section.loss]
-    return TASKS[section.name](
+    task = TASKS[section.name](
         loss=loss,
         num_candidates=section.num_candidates,
         max_words=section.max_words,
         loss_options=section.options,
+        learn_temperature=section.learn_temperature,
     )
+    if checkpoint is not None and section.learn_temperature:
+        task.load_state_dict(read_task_weights(checkpoint))
+    return task
 
 
 def build_model(recipe: Recipe, captions: Iterable[str]) -> nn.Module:
@@ -214,8 +227,8 @@ def load_run(folder: str | Path, checkpoint: str | None = None, overrides: Seque
     path, warnings = find_checkpoint(folder, checkpoint)
     for warning in warnings:
         _log.warning("%s: %s", folder, warning)
-    model = model_from_checkpoint(path)
-    return Run(folder=folder, checkpoint=path, recipe=recipe, model=model, task=build_task(recipe))
+    model = model_from_checkpoint(path, averaged=True)
+    return Run(folder=folder, checkpoint=path, recipe=recipe, model=model, task=build_task(recipe, path))
 
 
 def _refuse_idle_overrides(folder: Path, overrides: Sequence[str]) -> None:
@@ -227,13 +240,18 @@ def _refuse_idle_overrides(folder: Path, overrides: Sequence[str]) -> None:
         )
 
 
-def model_from_checkpoint(path: Path) -> nn.Module:
-    """The model of a checkpoint, in eval mode, on the CPU; strict."""
+def model_from_checkpoint(path: Path, *, averaged: bool = False) -> nn.Module:
+    """The model of a checkpoint, in eval mode, on the CPU; strict.
+
+    Args:
+        path: the checkpoint.
+        averaged: with the averaged weights if it has them (`train.ema_decay`), else with those that are trained.
+    """
     saved: Mapping[str, Any] = read_model_json(path)
     vocabulary = Vocabulary.load(path / "vocabulary.json") if saved["has_vocabulary"] else None
     return create_model(
         saved["name"],
-        weights=Weights(source=str(path), layout="twinreel", tensors=read_weights(path)),
+        weights=Weights(source=str(path), layout="twinreel", tensors=read_weights(path, averaged=averaged)),
         vocabulary=vocabulary,
         preprocessing=saved["preprocessing"],
         **saved["options"],

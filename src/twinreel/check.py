@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from twinreel.assembly import training_notes
+from twinreel.assembly import pick_device, training_notes
 from twinreel.data.captions import collection_captions
 from twinreel.data.clip import Batch
 from twinreel.data.dataset import ClipDataset
@@ -24,8 +24,8 @@ from twinreel.data.transforms import network_input
 from twinreel.errors import ConfigError, DataError
 from twinreel.evaluation import build_gallery
 from twinreel.models.preprocessing import Preprocessing
+from twinreel.parts import Parts, build_parts, training_rules
 from twinreel.recipe import Recipe
-from twinreel.training import Parts, build_parts, training_rules
 
 __all__ = ["CheckResult", "check_recipe", "draw_contact_sheet"]
 
@@ -61,7 +61,7 @@ def check_recipe(recipe: Recipe, sheet: Path) -> CheckResult:
     Raises:
         ConfigError, DataError: what training would stop at.
     """
-    parts = build_parts(recipe)
+    parts = build_parts(recipe, pick_device(recipe.train.device))
     model = parts.model.train()
     captions = list(islice(collection_captions(parts.rows, []), MOST_CAPTIONS))
     began = time.perf_counter()
@@ -115,8 +115,7 @@ def _evaluation_fact(recipe: Recipe, parts: Parts) -> str:
 
 def _first_batch(recipe: Recipe, parts: Parts) -> Batch:
     dataset = ClipDataset(parts.rows, training_rules(recipe, parts.model))
-    size = recipe.train.micro_batch_size or recipe.train.global_batch_size
-    return next(load_batches(dataset, parts.plan.micro_batches(0, 1, size), num_workers=0))
+    return next(load_batches(dataset, parts.plan.micro_batches(0, 1, parts.shares), num_workers=0))
 
 
 def _vocabulary_facts(model: torch.nn.Module, captions: Sequence[str]) -> dict[str, Any]:

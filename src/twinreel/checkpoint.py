@@ -1,8 +1,9 @@
 """Checkpoints: written whole or not at all, loaded strictly, resumed bit for bit.
 
-`checkpoints/step_0001000/` holds `weights.safetensors`, `model.json` (what to build), `vocabulary.json` if the model
-has one, `training.pt` (optimizer, scaler, counters; loads with weights_only) and `contents.json` (size and checksum
-of each, written last). It is made under a temporary name, flushed and renamed; links `last` and `best` follow.
+`checkpoints/step_0001000/` holds `weights.safetensors`, `averaged.safetensors` if weights are averaged,
+`task.safetensors` if the task learns something, `model.json` (what to build), `vocabulary.json` if the model has one,
+`training.pt` (optimizer, scaler, counters; loads with weights_only) and `contents.json` (size and checksum of each,
+written last). It is made under a temporary name, flushed and renamed; links `last` and `best` follow.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from twinreel.errors import CheckpointError
 
@@ -28,14 +29,25 @@ __all__ = [
     "load_training_state",
     "prune_checkpoints",
     "read_model_json",
+    "read_task_weights",
     "read_weights",
     "save_checkpoint",
     "set_link",
+    "weights_file",
 ]
+
+AVERAGED = "averaged.safetensors"
 
 
 def save_checkpoint(
-    run: Path, step: int, model: nn.Module, description: Mapping[str, Any], training_state: Mapping[str, Any]
+    run: Path,
+    step: int,
+    model: nn.Module,
+    description: Mapping[str, Any],
+    training_state: Mapping[str, Any],
+    *,
+    averaged: Mapping[str, Tensor] | None = None,
+    task_weights: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write a checkpoint of a step and point `last` at it.
 
@@ -45,6 +57,8 @@ def save_checkpoint(
         model: its whole state dict is saved.
         description: what `load_model` needs to build the model again (JSON).
         training_state: tensors, numbers, strings, lists and dicts only.
+        averaged: parameters averaged over steps, by name.
+        task_weights: what the task has learned beside the model (a temperature).
 
     Raises:
         CheckpointError: the file system refuses; the checkpoints before this one are untouched.
@@ -56,8 +70,12 @@ def save_checkpoint(
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
-        weights = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
-        save_file(weights, part / "weights.safetensors")
+        weights = model.state_dict()
+        _save_tensors(weights, part / "weights.safetensors")
+        if averaged is not None:
+            _save_tensors({**weights, **averaged}, part / AVERAGED)
+        if task_weights:
+            _save_tensors(task_weights, part / "task.safetensors")
         (part / "model.json").write_text(json.dumps(description, indent=1, ensure_ascii=False), encoding="utf-8")
         vocabulary = getattr(model, "vocabulary", None)
         if vocabulary is not None:
@@ -82,6 +100,10 @@ def save_checkpoint(
             "or mend the folder, then go on with --resume."
         ) from error
     return final
+
+
+def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    save_file({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}, path)
 
 
 def _flush(path: Path) -> None:
@@ -184,9 +206,27 @@ def read_model_json(checkpoint: Path) -> dict[str, Any]:
     return dict(json.loads((checkpoint / "model.json").read_text(encoding="utf-8")))
 
 
-def read_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """The whole state dict of a checkpoint, on the CPU."""
-    return dict(load_file(checkpoint / "weights.safetensors"))
+def weights_file(checkpoint: Path, *, averaged: bool = False) -> Path:
+    """The file of a checkpoint's state dict; of the averaged one if that is wanted and there."""
+    path = checkpoint / AVERAGED
+    return path if averaged and path.exists() else checkpoint / "weights.safetensors"
+
+
+def read_weights(checkpoint: Path, *, averaged: bool = False) -> dict[str, Tensor]:
+    """The whole state dict of a checkpoint, on the CPU; with averaged parameters if they are wanted and there."""
+    return dict(load_file(weights_file(checkpoint, averaged=averaged)))
+
+
+def read_task_weights(checkpoint: Path) -> dict[str, Tensor]:
+    """What the task has learned by a checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint has nothing of the kind.
+    """
+    path = checkpoint / "task.safetensors"
+    if not path.exists():
+        raise CheckpointError(f"{checkpoint}: no learned temperature in it; it was trained without one")
+    return dict(load_file(path))
 
 
 def load_training_state(checkpoint: Path) -> dict[str, Any]:

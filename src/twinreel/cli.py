@@ -6,11 +6,13 @@ a traceback. Exit codes: 0 done, 2 mend it, 1 our bug, 143 stopped by SIGTERM wi
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import logging
 import os
 import re
+import signal
 import sys
 import sysconfig
 import traceback
@@ -38,6 +40,7 @@ Json = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
 Checkpoint = Annotated[str | None, typer.Option(help="last, best or step_N; default best, else last")]
 
 
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
 MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
@@ -46,13 +49,14 @@ def main() -> None:
     # Torch's threads sleep instead of spinning while they wait for each other: on cores that are shared with reader
     # processes or neighbors a step takes half the time. Read when torch is imported, which the verbs do later.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    _end_with_the_launcher()
     code: Any = 0
     logging.getLogger("twinreel").addHandler(_Warnings())
     try:
         code = app(args=_resume_value(sys.argv[1:]), standalone_mode=False) or 0
         sys.stdout.flush()
     except TwinreelError as error:
-        print(f"twinreel: {error}", file=sys.stderr)
+        _say(error)
         code = 2
     except SystemExit as end:  # typer ends with 1 where a pipe breaks
         broken = isinstance(end.__context__, OSError) and end.__context__.errno == errno.EPIPE
@@ -68,12 +72,34 @@ def main() -> None:
     sys.exit(code)
 
 
+def _end_with_the_launcher() -> None:
+    """Where torchrun is killed, its processes get SIGTERM: they save and end instead of going on unseen."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _say(error: TwinreelError) -> None:
+    """Print an error; where torchrun started several processes, those that others speak for are silent."""
+    rank = os.environ.get("RANK", "0")
+    silent = (error.speaker == "main" and rank != "0") or (
+        error.speaker == "machine" and os.environ.get("LOCAL_RANK", "0") != "0"
+    )
+    if not silent:
+        who = f"process {rank}: " if error.speaker == "process" and "RANK" in os.environ else ""
+        print(f"twinreel: {who}{error}", file=sys.stderr)
+
+
+def _speaks() -> bool:
+    """Whether this process prints results: the main one of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 class _Warnings(logging.Handler):
     """What the library warns of (a broken checkpoint, parts of weights left out) goes to stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a warning."""
-        if record.levelno >= logging.WARNING:
+        if record.levelno >= logging.WARNING and _speaks():
             print(f"twinreel: warning: {record.getMessage()}", file=sys.stderr)
 
 
@@ -216,7 +242,9 @@ def train(
     from twinreel.training import train as run_training
 
     result = run_training(_load(recipe, overrides), out, resume=resume_from or resume)
-    if as_json:
+    if not _speaks():
+        pass
+    elif as_json:
         report = result.report.to_json() if result.report else None
         _print_json({"steps": result.steps, "total_steps": result.total_steps, "report": report})
     elif result.report is not None:
@@ -249,10 +277,13 @@ def evaluate(
         split=split,
         root=root,
         overrides=overrides or [],
-        report=lambda done, total: progress.show(f"embedding {done}/{total} videos", force=done == total),
+        report=(lambda done, total: progress.show(f"embedding {done}/{total} videos", force=done == total))
+        if _speaks()
+        else None,
     )
     progress.clear()
-    _print_json(report.to_json()) if as_json else print(report.to_table())
+    if _speaks():
+        _print_json(report.to_json()) if as_json else print(report.to_table())
 
 
 @app.command()

@@ -12,6 +12,7 @@ import inspect
 import json
 import re
 import sys
+import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from twinreel.errors import ConfigError
 
@@ -290,6 +291,20 @@ def option_defaults(function: Callable[..., Any], reserved: Iterable[str] = ()) 
     }
 
 
+def _writable(annotation: Any) -> Any:
+    """What of an annotation a YAML can hold: `float | Tensor` is a float there."""
+    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
+        return annotation
+    kept = []
+    for member in typing.get_args(annotation):
+        try:
+            TypeAdapter(member)
+        except PydanticSchemaGenerationError:
+            continue
+        kept.append(member)
+    return typing.Union[tuple(kept)]  # noqa: UP007  (built from a list)
+
+
 def check_options(
     tree: Tree,
     section: str,
@@ -323,7 +338,7 @@ def check_options(
             tree.problem(dotted, f"unknown key {dotted} (not an option of {title}){text}")
             continue
         try:
-            adapter = TypeAdapter(hints.get(name, Any))
+            adapter = TypeAdapter(_writable(hints.get(name, Any)))
             checked[name] = adapter.validate_json(json.dumps(value, default=str), strict=True)
         except ValidationError as error:
             messages = "; ".join(dict.fromkeys(_lower_first(item["msg"]) for item in error.errors()))

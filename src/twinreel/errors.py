@@ -12,6 +12,8 @@ A message says what is wrong, where, what was got, what is allowed, and what to 
 
 from __future__ import annotations
 
+from typing import Literal
+
 __all__ = [
     "CheckpointError",
     "ConfigError",
@@ -23,7 +25,13 @@ __all__ = [
 
 
 class TwinreelError(Exception):
-    """Base of all errors that a user can mend."""
+    """Base of all errors that a user can mend.
+
+    `speaker` is who prints it where torchrun started several processes: one of each machine, the main one (all raise
+    the same), or the process that has it.
+    """
+
+    speaker: Literal["machine", "main", "process"] = "machine"
 
 
 class ConfigError(TwinreelError, ValueError):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from twinreel.data.clip import Batch, Clip, Fault
 from twinreel.data.dataset import ClipDataset, ViewRules
 from twinreel.data.loader import WorkerStart, load_batches
 from twinreel.data.transforms import network_input
+from twinreel.distributed import gather_objects, on_main, process_group, together, world
 from twinreel.errors import ConfigError, DataError
 from twinreel.recipe import EvalSection, Recipe
 from twinreel.tasks import Contrastive
@@ -29,6 +30,9 @@ from twinreel.tasks import Contrastive
 __all__ = ["Gallery", "Report", "build_gallery", "embed_videos", "evaluate", "evaluate_retrieval"]
 
 DIRECTIONS = ("text_to_video", "video_to_text")
+SENTENCES_AT_ONCE = 256
+QUERIES_AT_ONCE = 256  # of a similarity that is not a dot product
+T = TypeVar("T")
 Window = tuple[str, float | None, float | None]
 
 
@@ -150,7 +154,10 @@ def embed_videos(
     transform: Callable[[Batch], Batch] | None = None,
     report: Callable[[int, int], None] | None = None,
 ) -> Embedded:
-    """Embeddings of rows, each row once, in order.
+    """Embeddings of rows, each row once, in order; in every process those of all processes.
+
+    Processes take whole batches in turn, so that a batch, and hence every bit of an embedding, does not depend on
+    their number.
 
     Args:
         model: in eval mode, on the device.
@@ -165,36 +172,49 @@ def embed_videos(
         report: called with (rows done, rows in all).
     """
     rows_at_once = max(1, batch_size // rules.clips_a_row)
-    keys = (
-        [(0, i) for i in range(first, min(first + rows_at_once, len(rows)))]
-        for first in range(0, len(rows), rows_at_once)
-    )
-    embeddings, valid, faults, repeated = [], [], [], 0
-    dataset = ClipDataset(rows, rules)
-    with closing(load_batches(dataset, keys, num_workers=num_workers, worker_start=worker_start)) as batches:
+    blocks = [range(first, min(first + rows_at_once, len(rows))) for first in range(0, len(rows), rows_at_once)]
+    rank, size = world()
+    keys = [[(0, index) for index in block] for block in blocks[rank::size]]
+    done: list[tuple[int, Embedded]] = []
+    with closing(
+        load_batches(ClipDataset(rows, rules), keys, num_workers=num_workers, worker_start=worker_start)
+    ) as batches:
         for batch in batches:
             batch = batch if transform is None else transform(batch)
             num_rows, num_clips = batch.frames.shape[:2]
             batch.frames = batch.frames.flatten(0, 1)
-            video = network_input(batch, rules.preprocessing, device)
-            clips = task.encode_video(model, video)
-            embeddings.append(task.combine_views(clips.view(num_rows, num_clips, -1)).cpu())
-            valid.append(batch.valid)
-            faults += batch.faults
-            repeated += batch.repeated_frames
+            clips = task.encode_video(model, network_input(batch, rules.preprocessing, device))
+            embeddings = task.combine_views(clips.view(num_rows, num_clips, *clips.shape[1:])).cpu()
+            done.append(
+                (rank + size * len(done), Embedded(embeddings, batch.valid, batch.faults, batch.repeated_frames))
+            )
             if report is not None:
-                report(sum(map(len, valid)), len(rows))
-    return Embedded(torch.cat(embeddings), torch.cat(valid), faults, repeated)
+                report(min(len(done) * rows_at_once * size, len(rows)), len(rows))
+    parts = _in_order(done)
+    return Embedded(
+        torch.cat([part.embeddings for part in parts]),
+        torch.cat([part.valid for part in parts]),
+        [fault for part in parts for fault in part.faults],
+        sum(part.repeated_frames for part in parts),
+    )
+
+
+def _in_order(done: list[tuple[int, T]]) -> list[T]:
+    """What all processes did, numbered, in the order of the numbers."""
+    everything = [pair for own in gather_objects(done) for pair in own]
+    return [result for _, result in sorted(everything, key=lambda pair: pair[0])]
 
 
 @torch.no_grad()
 def embed_sentences(model: nn.Module, task: Contrastive, sentences: Sequence[str], max_words: int) -> Tensor:
-    """(N, D) float32 on the CPU."""
+    """(N, D) float32 on the CPU; in every process those of all, as `embed_videos` does."""
+    rank, size = world()
+    firsts = list(enumerate(range(0, len(sentences), SENTENCES_AT_ONCE)))
     blocks = [
-        task.encode_text(model, sentences[first : first + 256], max_words).cpu()
-        for first in range(0, len(sentences), 256)
+        (number, task.encode_text(model, sentences[first : first + SENTENCES_AT_ONCE], max_words).cpu())
+        for number, first in firsts[rank::size]
     ]
-    return torch.cat(blocks)
+    return torch.cat(_in_order(blocks))
 
 
 def evaluate_retrieval(
@@ -226,11 +246,16 @@ def evaluate_retrieval(
     )  # fmt: skip
     expected = len(gallery.candidates)
     if faults:
-        gallery, videos = _without_missing(gallery, videos, valid, faults, section)
+        with together():
+            gallery, videos = _without_missing(gallery, videos, valid, faults, section)
     texts = embed_sentences(model, task, gallery.queries, section.max_words)
     model.train(was_training)
-    scores = _scores(gallery, texts, videos)
-    scores["loss"] = _validation_loss(task, gallery, texts, videos, loss_batch_size)
+
+    def score() -> dict[str, float]:
+        loss = _validation_loss(task, gallery, texts, videos, loss_batch_size)
+        return _scores(task, gallery, texts, videos) | {"loss": loss}
+
+    scores = on_main(score)
     protocol = {
         "queries": len(gallery.queries),
         "candidates": len(gallery.candidates),
@@ -241,7 +266,7 @@ def evaluate_retrieval(
         "repeated_frames": f"{repeated} of {expected * rules.clips_a_row * preprocessing.num_frames}"
         " (the last one of a video shorter than a clip)",
         "crop": f"center {preprocessing.crop_size} of short side {preprocessing.short_side or preprocessing.crop_size}",
-        "similarity": "cosine" if task.normalize else "dot product",
+        "similarity": ("cosine" if task.normalize else "dot product") + (" of segments, pooled" * task.segments),
         "ties": "count against the model",
         "equal_captions": "one query, several right videos" if section.merge_equal_captions else "separate queries",
     }
@@ -272,7 +297,7 @@ def _without_missing(
     return smaller, videos[valid]
 
 
-def _scores(gallery: Gallery, texts: Tensor, videos: Tensor) -> dict[str, float]:
+def _scores(task: Contrastive, gallery: Gallery, texts: Tensor, videos: Tensor) -> dict[str, float]:
     captions_of: list[list[int]] = [[] for _ in gallery.candidates]
     for query, right in enumerate(gallery.positives):
         for candidate in right:
@@ -284,14 +309,39 @@ def _scores(gallery: Gallery, texts: Tensor, videos: Tensor) -> dict[str, float]
         "video_to_text": (videos, texts, captions_of, video_ids, gallery.queries),
     }
     for direction, (queries, candidates, positives, query_ids, candidate_ids) in sides.items():
-        ranks = metrics.embedding_ranks(
-            queries, candidates, positives, query_ids=query_ids, candidate_ids=candidate_ids
-        )
+        if task.segments:
+            ranks = _pooled_ranks(task, direction, texts, videos, positives, query_ids, candidate_ids)
+        else:
+            ranks = metrics.embedding_ranks(
+                queries, candidates, positives, query_ids=query_ids, candidate_ids=candidate_ids
+            )
         values = metrics.retrieval_metrics(ranks, num_candidates=len(candidates))
         scores |= {f"{direction}/{name}": value for name, value in values.items()}
         chance = metrics.chance_retrieval(positives, len(candidates))
         scores |= {f"chance/{direction}/{name}": value for name, value in chance.items()}
     return scores
+
+
+def _pooled_ranks(
+    task: Contrastive,
+    direction: str,
+    texts: Tensor,
+    videos: Tensor,
+    positives: Sequence[Sequence[int]],
+    query_ids: Sequence[str],
+    candidate_ids: Sequence[str],
+) -> Tensor:
+    """Ranks under a similarity that is not a dot product, some queries at a time."""
+    texts, videos = texts.double(), videos.double()
+    ranks = []
+    for first in range(0, len(positives), QUERIES_AT_ONCE):
+        some = slice(first, first + QUERIES_AT_ONCE)
+        forward = direction == "text_to_video"
+        scores = task.similarity(videos, texts[some]).T if forward else task.similarity(videos[some], texts)
+        ranks.append(
+            metrics.retrieval_ranks(scores, positives[some], query_ids=query_ids[some], candidate_ids=candidate_ids)
+        )
+    return torch.cat(ranks)
 
 
 def _validation_loss(task: Contrastive, gallery: Gallery, texts: Tensor, videos: Tensor, batch_size: int) -> float:
@@ -325,6 +375,8 @@ def evaluate(
 ) -> Report:
     """Judge a trained run on a manifest or a source; by default on what its recipe names under `eval`.
 
+    Under torchrun the processes share the videos; each gets the same report as one process alone.
+
     Args:
         run: a run folder, or a loaded run.
         checkpoint: `last`, `best`, `step_N`; None = best if there is one, else last.
@@ -345,12 +397,13 @@ def evaluate(
     section = _section(loaded.recipe, manifest, source, split, root)
     rows = evaluation_rows(loaded.recipe, section, own_root=manifest is not None or source is not None)
     device = pick_device(loaded.recipe.train.device)
-    result = evaluate_retrieval(
-        loaded.model.to(device), loaded.task, rows, section, device=device,
-        num_workers=loaded.recipe.data.num_workers, worker_start=loaded.recipe.data.worker_start,
-        loss_batch_size=loaded.recipe.train.global_batch_size,
-        report=report,
-    )  # fmt: skip
+    with process_group(device):
+        result = evaluate_retrieval(
+            loaded.model.to(device), loaded.task, rows, section, device=device,
+            num_workers=loaded.recipe.data.num_workers, worker_start=loaded.recipe.data.worker_start,
+            loss_batch_size=loaded.recipe.train.global_batch_size,
+            report=report,
+        )  # fmt: skip
     return result.placed(loaded.recipe, section, f"{loaded.folder.name}/{loaded.checkpoint.name}")
 
 

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from twinreel.data.clip import Batch
+from twinreel.distributed import world
 from twinreel.errors import TrainingError
 from twinreel.log import peak_memory_gb
 from twinreel.recipe import Recipe
 
-__all__ = ["half_on_cpu", "non_finite_error", "out_of_memory_ladder", "repeatable_kernels", "stop_signals"]
-
-
-def non_finite_error(what: str, value: float, step: int, micro_batches: Sequence[Batch]) -> TrainingError:
-    """What to raise when a loss or a gradient is not finite: before anyone steps, naming step and samples."""
-    ids = [sample for batch in micro_batches for sample in batch.ids]
-    return TrainingError(
-        f"step {step + 1}: the {what} is {value}; no weight was changed. Samples: {', '.join(ids[:64])}. "
-        "Look at these files first (`twinreel check`), then lower optim.learning_rate, set optim.clip_norm, or use "
-        "train.precision=fp32. The last checkpoint is intact."
-    )
+__all__ = ["Signals", "half_on_cpu", "out_of_memory_ladder", "repeatable_kernels", "watched_signals"]
 
 
 def half_on_cpu(recipe: Recipe, device: torch.device) -> bool:
@@ -50,7 +42,7 @@ def repeatable_kernels(recipe: Recipe, device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def out_of_memory_ladder(recipe: Recipe, device: torch.device) -> Iterator[None]:
+def out_of_memory_ladder(recipe: Recipe, device: torch.device, clips_at_once: int) -> Iterator[None]:
     """Out of memory becomes advice: what was needed, and the knobs in the order to turn them."""
     try:
         yield
@@ -59,30 +51,52 @@ def out_of_memory_ladder(recipe: Recipe, device: torch.device) -> Iterator[None]
         ours = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in text
         if not ours:
             raise
-        micro = recipe.train.micro_batch_size or recipe.train.global_batch_size
-        smaller = next((size for size in range(micro // 2, 0, -1) if recipe.train.global_batch_size % size == 0), 1)
+        whole, size = recipe.train.global_batch_size, world().size
+        smaller = next((n for n in range(clips_at_once // 2, 0, -1) if whole % (n * size) == 0), None)
+        halved = "" if smaller is None else f"train.micro_batch_size={smaller} (the global batch stays {whole}); "
+        frugal = "" if recipe.train.activation_checkpointing else "train.activation_checkpointing=true; "
         raise TrainingError(
-            f"out of memory on {device} (peak {peak_memory_gb(device):.1f} GB) with {micro} clips at once. In this "
-            f"order: train.micro_batch_size={smaller} (the global batch stays {recipe.train.global_batch_size}); "
-            "train.precision=bf16; a smaller model; fewer frames last. "
+            f"out of memory on {device} (peak {peak_memory_gb(device):.1f} GB) with {clips_at_once} clips at once. In "
+            f"this order: {halved}{frugal}train.precision=bf16; a smaller model; fewer frames last. "
             f"The last checkpoint is intact: go on with --resume. ({text.splitlines()[0] if text else 'MemoryError'})"
         ) from error
 
 
+@dataclass(slots=True)
+class Signals:
+    """What signals have asked for so far: to stop (its name), to save and go on."""
+
+    stop: str | None = None
+    save: bool = False
+
+    def code(self) -> tuple[float, float]:
+        """As two numbers, for the other processes."""
+        return float(signal.Signals[self.stop] if self.stop else 0), float(self.save)
+
+    def agree(self, codes: Tensor) -> None:
+        """Take over what any process was asked for: (processes, 2)."""
+        number, save = int(codes[:, 0].max()), bool(codes[:, 1].any())
+        self.stop = signal.Signals(number).name if number else None
+        self.save = save
+
+
 @contextmanager
-def stop_signals() -> Iterator[list[str]]:
-    """Names of the signals that asked the run to stop; the loop looks after every step."""
-    asked: list[str] = []
+def watched_signals() -> Iterator[Signals]:
+    """SIGTERM and SIGINT ask a run to stop, SIGUSR1 to save and go on; the loop looks after every step."""
+    asked = Signals()
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
 
     def ask(number: int, frame: object) -> None:
-        if asked and number == signal.SIGINT:
+        if number == signal.SIGUSR1:
+            asked.save = True
+        elif asked.stop and number == signal.SIGINT:
             raise KeyboardInterrupt  # the second Ctrl-C means now
-        asked.append(signal.Signals(number).name)
+        else:
+            asked.stop = signal.Signals(number).name
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     try:
         yield asked
     finally:

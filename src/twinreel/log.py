@@ -13,14 +13,13 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from twinreel.data.clip import Batch
 from twinreel.errors import ConfigError
 
 __all__ = ["Meter", "Progress", "RunLog", "format_seconds", "peak_memory_gb"]
@@ -179,19 +178,22 @@ class Meter:
         self.clips = self.masked_captions = self.captions = 0
         self.seconds = self.waited = 0.0
 
-    def add(self, loss: float | None, norm: float, batches: Sequence[Batch], seconds: float) -> None:
-        """Note a step: its loss (None = none), gradient norm, micro-batches and duration."""
+    def add(
+        self, loss: float | None, norm: float, *, clips: int, captions: int, masked: int, waited: float, seconds: float
+    ) -> None:
+        """Note a step: its loss (None = none), gradient norm, clips and captions of the global batch, how many of the
+        captions are masked, seconds that it waited for data and took in all.
+        """
         if loss is not None:
             self.losses.append(loss)
             self.loss = loss
         if math.isfinite(norm):
             self.norms.append(norm)
-        clips = sum(len(batch.ids) for batch in batches)
         self.clips += clips
-        self.captions += sum(batch.caption_mask.numel() for batch in batches)
-        self.masked_captions += sum(int((~batch.caption_mask).sum()) for batch in batches)
+        self.captions += captions
+        self.masked_captions += masked
         self.seconds += seconds
-        self.waited += sum(batch.wait_seconds for batch in batches)
+        self.waited += waited
         self.recent.append((clips, seconds))
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 RECALL_AT = (1, 5, 10)
+BLOCK_SCORES = 1 << 20  # scores of a matrix compared together: flags and their sum take 9 MB
 LARGEST_NORM = 1e150  # the product of two such norms, and so every score, is still finite in float64
 
 Ties = Literal["pessimistic", "expected"]
@@ -49,6 +50,7 @@ def retrieval_ranks(
     `pessimistic`: 1 + the number of candidates that are not positives and score at least as high as the best
     positive. `expected`: the mean rank when equal scores are put in random order. Scores are compared exactly as
     given; a matrix product may give equal candidates scores that differ in the last bit, `embedding_ranks` does not.
+    Nothing is sorted; beside a floating-point matrix the memory is about 10 MB, for it is compared in blocks of rows.
 
     Args:
         similarity: (Q, C), larger is better.
@@ -78,8 +80,10 @@ def retrieval_ranks(
     best = _best(positive_scores, rows, num_queries)
     tied_positives = torch.zeros(num_queries, dtype=torch.long, device=rows.device)
     tied_positives.index_add_(0, rows, (positive_scores == best[rows]).long())
-    at_least = (similarity >= best[:, None]).sum(dim=1) - tied_positives
-    above = (similarity > best[:, None]).sum(dim=1) if ties == "expected" else None
+    # Back to the type it came from, which loses nothing; else every score would be converted to float64.
+    thresholds = best.to(similarity.dtype) if similarity.is_floating_point() else best
+    at_least = _count_scores(similarity, torch.ge, thresholds) - tied_positives
+    above = _count_scores(similarity, torch.gt, thresholds) if ties == "expected" else None
     return _ranks(at_least, above, tied_positives)
 
 
@@ -259,7 +263,7 @@ def top_k_accuracy(
         )
     _check_k(k, scores.shape[1], "classes")
     _check_ids("ids", ids, scores.shape[0])
-    bad = (~scores.isfinite()).any(dim=1).nonzero().flatten().tolist()
+    bad = (~_finite_rows(scores)).nonzero().flatten().tolist()
     if bad:
         raise DataError(
             f"{len(bad)} of {len(scores)} samples have scores that are not finite: {_named(bad, ids)}. "
@@ -289,6 +293,19 @@ def _best(scores: Tensor, rows: Tensor, num_queries: int) -> Tensor:
     """The highest of each query's scores, float64 (Q,)."""
     lowest = torch.full((num_queries,), -torch.inf, dtype=torch.float64, device=scores.device)
     return lowest.scatter_reduce(0, rows, scores.double(), "amax")
+
+
+def _count_scores(similarity: Tensor, compare: Callable[[Tensor, Tensor], Tensor], thresholds: Tensor) -> Tensor:
+    """For each query the number of scores that compare so with its threshold, `BLOCK_SCORES` scores at a time."""
+    block_size = max(1, BLOCK_SCORES // similarity.shape[1])
+    spans = [slice(top, top + block_size) for top in range(0, len(similarity), block_size)]
+    return torch.cat([compare(similarity[span], thresholds[span, None]).sum(dim=1) for span in spans])
+
+
+def _finite_rows(scores: Tensor) -> Tensor:
+    """For each row whether all its scores are finite; unlike `isfinite` of the scores, it copies none of them."""
+    scores = scores.detach()
+    return scores.amax(dim=1).isfinite() & scores.amin(dim=1).isfinite()  # a NaN is both the most and the least
 
 
 def _count_others(
@@ -343,9 +360,9 @@ def _norms(embeddings: Tensor, block_size: int, what: str, ids: Sequence[str] | 
 
 def _refuse_nonfinite(similarity: Tensor, query_ids: Sequence[str] | None, candidate_ids: Sequence[str] | None) -> None:
     """Raise if a score is NaN or infinite, naming what is common to the bad ones."""
-    bad = ~similarity.isfinite()
-    if not bool(bad.any()):
+    if bool(_finite_rows(similarity).all()):
         return
+    bad = ~similarity.isfinite()
     bad_queries = bad.all(dim=1).nonzero().flatten().tolist()
     bad_candidates = bad.all(dim=0).nonzero().flatten().tolist()
     parts = []

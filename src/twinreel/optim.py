@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from twinreel.config import nearest
 from twinreel.errors import ConfigError
 
-__all__ = ["build_optimizer", "freeze", "learning_rate_factor", "parameter_groups"]
+__all__ = ["WeightAverage", "build_optimizer", "freeze", "learning_rate_factor", "parameter_groups"]
 
 
 def learning_rate_factor(
@@ -66,12 +67,17 @@ def freeze(model: nn.Module, modules: Iterable[str]) -> list[nn.Module]:
 
 
 def parameter_groups(
-    model: nn.Module, *, learning_rate: float, learning_rates: Mapping[str, float], weight_decay: float
+    model: nn.Module,
+    *,
+    learning_rate: float,
+    learning_rates: Mapping[str, float],
+    weight_decay: float,
+    extra: Sequence[nn.Parameter] = (),
 ) -> list[dict[str, Any]]:
     """Groups by learning rate and weight decay; biases and norms (one-dimensional) do not decay.
 
     The longest matching module name of `learning_rates` decides. `base_learning_rate` stays in each group: the
-    schedule multiplies it.
+    schedule multiplies it. `extra` parameters (a learned temperature) do not decay.
 
     Raises:
         ConfigError: a module name that does not exist, or nothing left to train.
@@ -86,6 +92,8 @@ def parameter_groups(
         groups.setdefault((rate, weight_decay if parameter.ndim > 1 else 0.0), []).append(parameter)
     if not groups:
         raise ConfigError("model.freeze leaves nothing to train; free a part of the model")
+    if extra:
+        groups.setdefault((learning_rate, 0.0), []).extend(extra)
     return [
         {"params": parameters, "lr": rate, "base_learning_rate": rate, "weight_decay": decay}
         for (rate, decay), parameters in groups.items()
@@ -106,3 +114,48 @@ def build_optimizer(
         return torch.optim.SGD(groups, momentum=momentum, nesterov=nesterov)
     kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
     return kind(groups, betas=betas, eps=eps)
+
+
+class WeightAverage:
+    """An exponential moving average of a model's weights (EMA), evaluated and saved beside the weights themselves.
+
+    After each step `average = d * average + (1 - d) * weight` with `d = min(decay, (1 + step) / (10 + step))`, so that
+    the start values are forgotten early (as in TensorFlow's ExponentialMovingAverage). Buffers (batch-norm statistics)
+    are those of the model.
+
+    Args:
+        model: what is averaged; its present weights are the start.
+        decay: 0 to 1, e.g. 0.9999.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Go on from saved averages, by name."""
+        for name, average in self.weights.items():
+            average.copy_(weights[name])
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, step: int) -> None:
+        """Take in the weights after a step, from 1."""
+        share = 1 - min(self.decay, (1 + step) / (10 + step))
+        for name, weight in model.named_parameters():
+            self.weights[name].lerp_(weight.detach(), share)
+
+    @contextmanager
+    def swapped_in(self, model: nn.Module) -> Iterator[None]:
+        """Inside, the model has the averaged weights."""
+        own = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        _copy_weights(model, self.weights)
+        try:
+            yield
+        finally:
+            _copy_weights(model, own)
+
+
+@torch.no_grad()
+def _copy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    for name, weight in model.named_parameters():
+        weight.copy_(weights[name])

@@ -53,7 +53,7 @@ Cadence = Annotated[str, Field(pattern=r"^[1-9][0-9]* (steps?|epochs?)$")]
 
 RESERVED = {
     "model": ("vocabulary", "preprocessing"),
-    "task": ("mask", "valid", "same_text"),
+    "task": ("mask", "valid", "text_ids", "own", "negative_seed"),
     "data": ("manifest", "caption_template"),
     "eval": ("manifest", "caption_template"),
 }
@@ -105,6 +105,7 @@ class TaskSection(_OpenSection):
     loss: str = Field("milnce", description="a loss of twinreel.losses, or package.module:function")
     num_candidates: Count = Field(1, description="K captions a clip, nearest in time")
     max_words: Count = Field(20, description="words a caption in training; cut or padded")
+    learn_temperature: bool = Field(False, description="train task.temperature too, within 0.01 to 1")
 
 
 class DataSection(_OpenSection):
@@ -159,7 +160,19 @@ class TrainSection(_Section):
     num_epochs: Count | None = Field(None, description="an epoch = one clip a row")
     num_steps: Count | None = Field(None, description="or in optimizer steps")
     global_batch_size: Count = Field(32, description="clips a step, over all processes and micro-batches")
-    micro_batch_size: Count | None = Field(None, description="clips at once; null = the global batch")
+    micro_batch_size: Count | None = Field(
+        None, description="clips a process computes at once; null = its even share of the global batch"
+    )
+    cached_negatives: bool = Field(
+        False, description="contrastive negatives of the global batch, not of the micro-batch: two passes, exact"
+    )
+    batch_norm: Literal["per_process", "frozen", "sync"] = Field(
+        "per_process", description="whose clips normalize; frozen = the running statistics, which then stay"
+    )
+    activation_checkpointing: bool = Field(False, description="recompute in backward: less memory, a third slower")
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="average the weights, e.g. 0.9999; the average is judged and loaded"
+    )
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="losses are in fp32 whatever this says")
     channels_last: bool = Field(True, description="memory layout; the same numbers to rounding, faster convolutions")
     seed: Annotated[int, Field(ge=0)] = Field(1, description="of weights, order, sampling, augmentation, dropout")

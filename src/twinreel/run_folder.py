@@ -5,24 +5,33 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from twinreel.checkpoint import find_checkpoint
 from twinreel.errors import CheckpointError, ConfigError
 from twinreel.recipe import Recipe, load_recipe
 
-__all__ = ["open_run", "write_run_files"]
+__all__ = ["LOCK_WAIT_SECONDS", "locked", "open_run", "write_run_files"]
 
 # What may differ on resume: where things are and how they are read, not what is computed.
 RESUME_FREE = (
     *("data.root", "data.manifest", "data.num_workers", "data.worker_start", "data.max_faults", "eval."),
     *("train.device", "train.log_every", "train.save_every", "train.keep_last", "model.weights", "model.vocabulary"),
+    # Another number of processes may need another micro-batch; the start line says what it does to the negatives.
+    *("train.micro_batch_size", "train.activation_checkpointing"),
 )
+LOCK = "lock"
+LOCK_WAIT_SECONDS = 15.0  # what a killed run may need to save and end
 
 
 def open_run(run: Path, recipe: Recipe, resume: bool | str) -> tuple[Path | None, list[str]]:
@@ -33,7 +42,7 @@ def open_run(run: Path, recipe: Recipe, resume: bool | str) -> tuple[Path | None
             raise ConfigError(f"{run} already holds a run; go on with --resume, or choose another --out")
         if run.exists() and not run.is_dir():
             raise ConfigError(f"{run} is a file: no run folder can be made there; choose another --out")
-        if run.exists() and any(run.iterdir()):
+        if run.exists() and any(item.name != LOCK for item in run.iterdir()):
             raise ConfigError(f"{run} is not an empty folder; choose another --out (or --resume, if it is a run)")
         return None, []
     if not (run / "recipe.yaml").is_file():
@@ -42,6 +51,67 @@ def open_run(run: Path, recipe: Recipe, resume: bool | str) -> tuple[Path | None
     if not has_checkpoints and resume is True:
         return None, [f"{run} has no checkpoint yet; starting from step 0"]
     return find_checkpoint(run, None if resume is True else resume)
+
+
+@contextmanager
+def locked(run: Path, *, wait_seconds: float = 0.0, say: Callable[[str], None] = lambda text: None) -> Iterator[None]:
+    """Hold a run folder: one job writes to it at a time. The lock ends with its process, however that ends.
+
+    Args:
+        run: the folder; made if need be.
+        wait_seconds: how long to wait for who holds it.
+        say: told that it waits, and for whom.
+
+    Raises:
+        ConfigError: another job holds it, or no lock can be made there.
+    """
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        file = (run / LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{run}: no run folder can be made there: {error.strerror}; choose another --out") from error
+    with file:
+        last = time.monotonic() + wait_seconds
+        told = False
+        while not _take(file, run):
+            if time.monotonic() >= last:
+                raise ConfigError(
+                    f"{run} is in use: {_holder(run)} trains there. Wait for it, stop it, or choose another --out"
+                )
+            if not told:
+                say(f"{run} is held by {_holder(run)}; waiting up to {wait_seconds:g} s for it to end")
+            told = True
+            time.sleep(0.2)
+        file.truncate(0)
+        file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%F %T")}))
+        file.flush()
+        try:
+            yield
+        finally:
+            if [item.name for item in run.iterdir()] == [LOCK]:  # a run that was refused leaves nothing behind
+                (run / LOCK).unlink()
+                run.rmdir()
+
+
+def _take(file: IO[str], run: Path) -> bool:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of the process: readers that are forked off do not hold it
+    except (BlockingIOError, PermissionError):  # POSIX leaves it open which
+        return False
+    except OSError as error:
+        raise ConfigError(
+            f"{run}: this file system cannot lock files ({error.strerror}), so nothing would keep two jobs from "
+            "writing to one run; choose an --out on another one"
+        ) from error
+    return True
+
+
+def _holder(run: Path) -> str:
+    try:
+        held = json.loads((run / LOCK).read_text(encoding="utf-8"))
+        return f"process {held['pid']} on {held['host']} (since {held['since']})"
+    except (OSError, ValueError, KeyError):
+        return "another process"
 
 
 def _refuse_changed_recipe(run: Path, recipe: Recipe) -> None:

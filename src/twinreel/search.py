@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from twinreel.assembly import Run, load_run, pick_device
+from twinreel.checkpoint import weights_file
 from twinreel.data import sampling
 from twinreel.data.clip import Clip, Fault, Sample
 from twinreel.data.dataset import ClipDataset, read_views, window_in_video
@@ -259,7 +260,7 @@ def _open_index(folder: Path, run: Run, stride: float, preprocessing: Preprocess
     wanted = {
         "run": str(run.folder.resolve()),
         "checkpoint": run.checkpoint.name,
-        "weights_checksum": contents["weights.safetensors"][1],
+        "weights_checksum": contents[weights_file(run.checkpoint, averaged=True).name][1],
         "stride_seconds": stride,
         "clip_seconds": preprocessing.clip_seconds,
     }
@@ -322,14 +323,14 @@ def search_collection(folder: str | Path, sentence: str, *, top: int = 5, run: R
     index = _read_json(folder / "index.json")
     loaded = run or load_run(index["run"], index["checkpoint"])
     contents = _read_json(loaded.checkpoint / "contents.json")
-    if contents["weights.safetensors"][1] != index["weights_checksum"]:
+    if contents[weights_file(loaded.checkpoint, averaged=True).name][1] != index["weights_checksum"]:
         raise CheckpointError(f"{folder}: its run {index['run']} has changed since; run `twinreel embed` again")
     parts = _parts(folder)
     if not parts:
         raise DataError(f"{folder}: the index is empty; see its faults.jsonl")
     windows = [window for part in parts for window in _read_json(part)]
     videos = torch.cat([load_file(part.with_suffix(".safetensors"))["embeddings"] for part in parts])
-    scores = videos @ _embed_known(loaded, [sentence])[0]
+    scores = loaded.task.similarity(videos, _embed_known(loaded, [sentence]))[:, 0]
     answers: list[Found] = []
     for i in torch.argsort(scores, descending=True, stable=True).tolist():
         window = dict(windows[i])
@@ -390,8 +391,8 @@ def predict(
         if faults:
             raise DataError(faults[0].reason)
         _, spans, windows, _ = embedded[0]
-        by_window = windows @ texts.T
-        scores = loaded.task.combine_views(windows[None])[0] @ texts.T
+        by_window = loaded.task.similarity(windows, texts)
+        scores = loaded.task.similarity(loaded.task.combine_views(windows[None]), texts)[0]
         results.append(
             [
                 Prediction(

@@ -1,10 +1,14 @@
-"""THE loop. It reads from top to bottom: no hooks, a new behavior is a line that the reader sees."""
+"""THE loop. It reads from top to bottom: no hooks, a new behavior is a line that the reader sees.
+
+Every line is run by every process; what only one of them may do is inside `on_main`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import os
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -14,43 +18,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from twinreel.assembly import (
-    build_model,
-    build_task,
-    describe_model,
-    evaluates,
-    evaluation_rows,
-    model_from_checkpoint,
-    pick_device,
-    training_notes,
-    training_rows,
-)
-from twinreel.checkpoint import (
-    load_training_state,
-    prune_checkpoints,
-    read_model_json,
-    save_checkpoint,
-    set_link,
-)
-from twinreel.data.captions import collection_captions
+from twinreel.assembly import pick_device, training_notes
+from twinreel.audit import check_equal_weights, check_shares, non_finite_error
+from twinreel.checkpoint import load_training_state, prune_checkpoints, read_weights, save_checkpoint, set_link
 from twinreel.data.clip import Batch, Clip, Fault
-from twinreel.data.dataset import ClipDataset, TrainingRules
-from twinreel.data.loader import FaultLog, load_batches, refuse_missing_files
-from twinreel.data.manifest import missing_videos
-from twinreel.data.plan import Plan, keyed_seed
-from twinreel.data.transforms import network_input
-from twinreel.errors import CheckpointError, ConfigError, DataError
-from twinreel.evaluation import Report, build_gallery, evaluate_retrieval
-from twinreel.guards import half_on_cpu, non_finite_error, out_of_memory_ladder, repeatable_kernels, stop_signals
+from twinreel.data.dataset import ClipDataset
+from twinreel.data.loader import FaultLog, load_batches
+from twinreel.distributed import average_statistics, exchange, gather_objects, on_main, process_group, together, world
+from twinreel.errors import CheckpointError
+from twinreel.evaluation import Report, evaluate_retrieval
+from twinreel.gradients import StepResult, global_gradient
+from twinreel.guards import Signals, half_on_cpu, out_of_memory_ladder, repeatable_kernels, watched_signals
 from twinreel.log import Meter, RunLog, format_seconds
-from twinreel.optim import build_optimizer, freeze, learning_rate_factor, parameter_groups
+from twinreel.monitors import Monitor, embedding_statistics
+from twinreel.parts import FEW_NEGATIVES, Parts, build_parts, learning_rate, num_negatives, start_line, training_rules
 from twinreel.recipe import Recipe, cadence_steps
-from twinreel.run_folder import open_run, write_run_files
-from twinreel.tasks import Contrastive
+from twinreel.run_folder import LOCK_WAIT_SECONDS, locked, open_run, write_run_files
 
-__all__ = ["Parts", "TrainResult", "build_parts", "train", "training_rules"]
+__all__ = ["State", "TrainResult", "train", "write_checkpoint"]
+
+PATIENCE_STEPS = 100  # after the warm-up, before a loss at chance is said to be stuck there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,28 +53,8 @@ class TrainResult:
 
 
 @dataclass(slots=True, kw_only=True)
-class Parts:
-    """What a run is built of."""
-
-    rows: list[Clip]
-    eval_rows: list[Clip]
-    missing: list[Clip]
-    caption_faults: list[Fault]
-    plan: Plan
-    total_steps: int
-    warmup_steps: int
-    model: nn.Module
-    frozen: list[nn.Module]
-    task: Contrastive
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
-    device: torch.device
-    description: dict[str, Any]
-
-
-@dataclass(slots=True, kw_only=True)
-class _State:
-    """Everything a run carries from step to step, beside weights and optimizer."""
+class State:
+    """Everything a run carries from step to step, beside weights and optimizer; the same in every process."""
 
     step: int = 0
     best_value: float | None = None
@@ -97,6 +65,8 @@ class _State:
     faults: dict[str, Any] = field(default_factory=dict)
     meter: dict[str, Any] = field(default_factory=dict)
     rows_digest: str = ""
+    num_processes: int = 1
+    num_negatives: int | None = None
 
     def counters(self) -> dict[str, float]:
         """What metrics.jsonl says of the run so far."""
@@ -112,96 +82,97 @@ class _State:
 
 
 def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, quiet: bool = False) -> TrainResult:
-    """Train a recipe into a run folder.
+    """Train a recipe into a run folder; under torchrun as one of its processes.
 
     Args:
         recipe: what to do.
-        out_dir: the run folder; must be new or empty unless resuming.
+        out_dir: the run folder; must be new or empty unless resuming. With several machines on storage they share.
         resume: True = go on from the newest intact checkpoint; a name (`step_1000`) = from that one.
         quiet: no messages on stderr.
 
     Raises:
         ConfigError, DataError, CheckpointError, TrainingError: with what to do; nothing is lost.
     """
-    run = Path(out_dir)
-    checkpoint, warnings = open_run(run, recipe, resume)
-    parts = build_parts(recipe, checkpoint)
-    model, optimizer, device = parts.model, parts.optimizer, parts.device
-    state = _restore(parts, checkpoint)
-
-    with (
-        RunLog(run, resume_step=state.step if resume else None, quiet=quiet) as log,
-        stop_signals() as stop,
-        ExitStack() as readers,
-    ):
-        for warning in warnings:
+    run, device = Path(out_dir), pick_device(recipe.train.device)
+    with process_group(device), ExitStack() as held:
+        checkpoint, warnings = on_main(lambda: _open(run, recipe, resume, held))
+        parts = build_parts(recipe, device, checkpoint)
+        state, changes = _restore(recipe, parts, checkpoint)
+        with together():
+            folder = run if world().is_main else None
+            log = held.enter_context(
+                RunLog(folder, resume_step=state.step if resume else None, quiet=quiet or not folder)
+            )
+        signals = held.enter_context(watched_signals())
+        for warning in [*warnings, *changes]:
             log.warn(warning)
         report: Report | None = None
-        if checkpoint is not None and _evaluation_due(recipe, parts, state) and not log.has_record("eval", state.step):
+        if (
+            checkpoint is not None
+            and _evaluation_due(recipe, parts, state)
+            and not on_main(lambda: log.has_record("eval", state.step))
+        ):
             report = _judge(run, recipe, parts, state, log)  # the run was stopped between saving and judging
         if state.step >= parts.total_steps:
             log.say(f"{run} is finished ({state.step} of {parts.total_steps} steps): nothing to do")
             return TrainResult(folder=run, steps=state.step, total_steps=parts.total_steps, report=report)
-        write_run_files(run, recipe)
-        for note in training_notes(recipe):
-            log.say(note)
-        if half_on_cpu(recipe, device):
-            log.warn(
-                f"train.precision={recipe.train.precision} is slower than fp32 on a CPU (only exact kernels are used)"
-            )
-        for fault in parts.caption_faults[:5]:
-            log.warn(f"not in the vocabulary, and a fault when it is drawn: {fault.reason}")
-        log.say(_start_line(recipe, parts, state))
-        faults = FaultLog(run / "faults.jsonl", recipe.data.max_faults, len(parts.rows), state.faults)
-        micro_batch_size = recipe.train.micro_batch_size or recipe.train.global_batch_size
+        on_main(lambda: write_run_files(run, recipe))
+        _say_what_will_happen(recipe, parts, state, log)
+        faults = FaultLog(folder and folder / "faults.jsonl", recipe.data.max_faults, len(parts.rows), state.faults)
         loader = load_batches(
-            ClipDataset(parts.rows, training_rules(recipe, model)),
-            parts.plan.micro_batches(state.step, parts.total_steps, micro_batch_size),
+            ClipDataset(parts.rows, training_rules(recipe, parts.model)),
+            parts.plan.micro_batches(state.step, parts.total_steps, parts.shares, world().rank),
             num_workers=recipe.data.num_workers,
             worker_start=recipe.data.worker_start,
             pin_memory=device.type == "cuda",
         )
-        batches = readers.enter_context(closing(loader))
+        batches = held.enter_context(closing(loader))
         meter = Meter(device, state.meter)
-        saved: Path | None = checkpoint
+        monitor = _monitor(recipe, parts, log)
+        saved, first_step = checkpoint, state.step
 
-        while state.step < parts.total_steps and not stop:
+        while state.step < parts.total_steps and not signals.stop:
             began = time.perf_counter()
-            for group in optimizer.param_groups:
-                group["lr"] = group["base_learning_rate"] * _factor(recipe, parts, state.step)
-            micro_batches = list(islice(batches, recipe.train.global_batch_size // micro_batch_size))
-            for batch in micro_batches:
-                for fault in batch.faults:
-                    log.warn(f"step {state.step + 1}: left out: {fault.reason}", once=f"fault of {fault.id}")
-                faults.record(batch, state.step + 1)
-
-            loss, norm = _optimize(parts, recipe, micro_batches, state, log)
+            factor = learning_rate(recipe, parts, state.step)
+            for group in parts.optimizer.param_groups:
+                group["lr"] = group["base_learning_rate"] * factor
+            micro_batches = list(islice(batches, parts.shares.num_micro_batches))
+            result = _gradient(run, parts, recipe, micro_batches, state, signals)
+            if state.step == first_step:
+                check_shares(parts, result)
+            norm = _step(run, parts, recipe, result, state, log)
+            _note_faults(faults, parts, micro_batches, result, state.step + 1, log)
             state.step += 1
-            state.repeated_frames += sum(batch.repeated_frames for batch in micro_batches)
+            state.repeated_frames += result.repeated_frames
             state.faults = faults.state()
             state.seconds += time.perf_counter() - began
 
-            meter.add(loss, norm, micro_batches, time.perf_counter() - began)
-            rate = max(group["lr"] for group in optimizer.param_groups)
+            meter.add(
+                result.mean_loss, norm, clips=recipe.train.global_batch_size, captions=result.captions,
+                masked=result.masked_captions, waited=result.waited, seconds=time.perf_counter() - began,
+            )  # fmt: skip
+            rate = max(group["lr"] for group in parts.optimizer.param_groups)
             log.show_progress(meter.line(state.step, parts.total_steps, rate))
             if state.step % recipe.train.log_every == 0 or state.step == parts.total_steps:
-                values = meter.take(rate) | {"faults": faults.total} | state.counters()
+                check_equal_weights(parts, state.step)
+                values = meter.take(rate) | {"faults": faults.total} | state.counters() | _health(parts, result)
                 log.record("train", state.step, values)
-                _warn_if_waiting(log, recipe, values)
+                monitor.look(state.step, values)
 
             state.meter = meter.state()
             eval_due = _evaluation_due(recipe, parts, state)
-            if eval_due or _due(recipe.train.save_every, state.step, parts):  # saved first: evaluation may fail
-                saved = _save(run, parts, state)
-                prune_checkpoints(run, recipe.train.keep_last)
+            if eval_due or signals.save or _due(recipe.train.save_every, state.step, parts):
+                saved = _save(run, recipe, parts, state)  # before evaluation: that may fail
+            if signals.save:
+                log.say(f"step {state.step}: saved, because of SIGUSR1")
+                signals.save = False
             if eval_due:
                 report = _judge(run, recipe, parts, state, log)
-                prune_checkpoints(run, recipe.train.keep_last)  # again: the best may be another one now
 
-        if stop:
+        if signals.stop:
             if saved is None or saved.name != f"step_{state.step:07d}":
-                _save(run, parts, state)
-            log.say(f"stopped by {stop[0]} after step {state.step}; saved. Go on with --resume")
+                _save(run, recipe, parts, state)
+            log.say(f"stopped by {signals.stop} after step {state.step}; saved. Go on with --resume")
         else:
             left_out = f"; {faults.total} samples were left out, see {run / 'faults.jsonl'}" if faults.total else ""
             log.say(f"done: {state.step} steps in {format_seconds(state.seconds)} of training; {run}{left_out}")
@@ -210,89 +181,52 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
             steps=state.step,
             total_steps=parts.total_steps,
             report=report,
-            stopped_by=stop[0] if stop else None,
+            stopped_by=signals.stop,
         )
 
 
-def build_parts(recipe: Recipe, checkpoint: Path | None = None) -> Parts:
-    """Data, model, task and optimizer of a run, from the start or with the weights of a checkpoint."""
-    device = pick_device(recipe.train.device)
-    if recipe.train.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-    rows = training_rows(recipe)
-    eval_rows = _checked_evaluation_rows(recipe) if evaluates(recipe) else []
-    missing = refuse_missing_files(rows, recipe.data.max_faults)
-    plan = Plan(num_rows=len(rows), seed=recipe.train.seed, global_batch_size=recipe.train.global_batch_size)
-    total_steps = recipe.train.num_steps or (recipe.train.num_epochs or 0) * plan.steps_per_epoch
-    caption_faults: list[Fault] = []
+def _open(run: Path, recipe: Recipe, resume: bool | str, held: ExitStack) -> tuple[Path | None, list[str]]:
+    """Refuse before anything is written, lock, and look again: another job may have been there in between."""
+    open_run(run, recipe, resume)
+    wait = LOCK_WAIT_SECONDS if resume else 0.0
+    held.enter_context(locked(run, wait_seconds=wait, say=lambda text: print(text, file=sys.stderr, flush=True)))
+    return open_run(run, recipe, resume)
+
+
+def _restore(recipe: Recipe, parts: Parts, checkpoint: Path | None) -> tuple[State, list[str]]:
+    """The state to go on with, and what is different from the run that saved it."""
+    now: dict[str, Any] = {"num_processes": world().size, "num_negatives": num_negatives(recipe, parts)}
+    digest = _rows_digest(parts.rows)
     if checkpoint is None:
-        model = build_model(recipe, collection_captions(rows, caption_faults))
-    else:
-        model = model_from_checkpoint(checkpoint)
-    preprocessing: Any = model.preprocessing
-    preprocessing.clip_seconds  # noqa: B018  (a model that samples by frame_stride is refused here)
-    description = describe_model(recipe, model) if checkpoint is None else read_model_json(checkpoint)
-    model.to(device)
-    if recipe.train.channels_last:
-        _channels_last(model)
-    frozen = freeze(model, recipe.model.freeze)
-    optim = recipe.optim
-    groups = parameter_groups(
-        model,
-        learning_rate=optim.learning_rate,
-        learning_rates=optim.learning_rates,
-        weight_decay=optim.weight_decay,
-    )
-    optimizer = build_optimizer(
-        optim.name, groups, betas=optim.betas, eps=optim.eps, momentum=optim.momentum, nesterov=optim.nesterov
-    )
-    warmup = optim.warmup_steps or round((optim.warmup_epochs or 0) * plan.steps_per_epoch)
-    if warmup >= total_steps:
-        raise ConfigError(f"optim: a warm-up of {warmup} steps is not shorter than the run of {total_steps} steps")
-    task = build_task(recipe)
-    task.pair_loss(torch.eye(2), torch.eye(2), [["a"], ["b"]])  # options that the loss refuses, before anything is made
-    return Parts(
-        rows=rows,
-        eval_rows=eval_rows,
-        missing=missing,
-        caption_faults=caption_faults,
-        plan=plan,
-        total_steps=total_steps,
-        warmup_steps=warmup,
-        model=model,
-        frozen=frozen,
-        task=task,
-        optimizer=optimizer,
-        scaler=torch.amp.GradScaler(device.type, enabled=recipe.train.precision == "fp16"),
-        device=device,
-        description=description,
-    )
+        return State(rows_digest=digest, **now), []
+    with together():
+        state = _load(parts, checkpoint, digest)
+    changes = [
+        f"{name.removeprefix('num_')}: {before} in the run, {value} now: the order of the samples stays, the bits "
+        "do not" + ("; train.cached_negatives keeps negatives apart from the split" if name == "num_negatives" else "")
+        for name, value in now.items()
+        if (before := getattr(state, name)) not in (value, None)
+    ]
+    state.num_processes, state.num_negatives = now["num_processes"], now["num_negatives"]
+    return state, changes
 
 
-def _checked_evaluation_rows(recipe: Recipe) -> list[Clip]:
-    """What the end of the run needs is looked at before its first step."""
-    rows = evaluation_rows(recipe)
-    gallery = build_gallery(rows, merge_equal_captions=recipe.eval.merge_equal_captions)
-    direction, _, name = recipe.eval.best_metric.partition("/")
-    candidates = gallery.candidates if direction == "text_to_video" else gallery.queries
-    if int(name.rpartition("_")[2]) > len(candidates):
-        raise ConfigError(
-            f"eval.best_metric={direction}/{name}: there are only {len(candidates)} candidates; take a smaller k"
+def _load(parts: Parts, checkpoint: Path, digest: str) -> State:
+    saved = load_training_state(checkpoint)
+    if saved["state"]["rows_digest"] != digest:
+        raise CheckpointError(
+            f"{checkpoint}: the training rows have changed since ({saved['state']['rows_digest']} then, {digest} now: "
+            "ids, windows, captions, sizes of caption files, order). Restore the manifest, or start a new run with "
+            "model.weights"
         )
-    missing = missing_videos(rows)
-    if missing and not recipe.eval.allow_missing:
-        raise DataError(
-            f"{len(missing)} of {len(rows)} evaluation rows have no video file (first: {missing[0].video}); mend them, "
-            "or pass eval.allow_missing=true"
-        )
-    return rows
-
-
-def _channels_last(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        if parameter.ndim == 5:
-            parameter.data = parameter.data.to(memory_format=torch.channels_last_3d)
+    try:
+        parts.optimizer.load_state_dict(saved["optimizer"])
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint}: its optimizer state does not fit this recipe: {error}") from error
+    parts.scaler.load_state_dict(saved["scaler"])
+    if parts.average is not None:
+        parts.average.load(read_weights(checkpoint, averaged=True))
+    return State(**saved["state"])
 
 
 def _rows_digest(rows: Sequence[Clip]) -> str:
@@ -307,58 +241,64 @@ def _rows_digest(rows: Sequence[Clip]) -> str:
     return f"{len(rows)} rows, {digest.hexdigest()}"
 
 
-def _restore(parts: Parts, checkpoint: Path | None) -> _State:
-    digest = _rows_digest(parts.rows)
-    if checkpoint is None:
-        return _State(rows_digest=digest)
-    saved = load_training_state(checkpoint)
-    if saved["state"]["rows_digest"] != digest:
-        raise CheckpointError(
-            f"{checkpoint}: the training rows have changed since ({saved['state']['rows_digest']} then, {digest} now: "
-            "ids, windows, captions, sizes of caption files, order). Restore the manifest, or start a new run with "
-            "model.weights"
-        )
-    try:
-        parts.optimizer.load_state_dict(saved["optimizer"])
-    except ValueError as error:
-        raise CheckpointError(f"{checkpoint}: its optimizer state does not fit this recipe: {error}") from error
-    parts.scaler.load_state_dict(saved["scaler"])
-    return _State(**saved["state"])
+def _save(run: Path, recipe: Recipe, parts: Parts, state: State) -> Path:
+    """A checkpoint of this step, and fewer of the old ones."""
+
+    def write() -> Path:
+        saved = write_checkpoint(run, parts, state)
+        prune_checkpoints(run, recipe.train.keep_last)
+        return saved
+
+    return on_main(write)
 
 
-def _save(run: Path, parts: Parts, state: _State) -> Path:
+def write_checkpoint(run: Path, parts: Parts, state: State) -> Path:
+    """Write one, whatever is there; by the main process."""
     training_state = {
         "optimizer": parts.optimizer.state_dict(),
         "scaler": parts.scaler.state_dict(),
         "state": asdict(state),
     }
-    return save_checkpoint(run, state.step, parts.model, parts.description, training_state)
-
-
-def training_rules(recipe: Recipe, model: nn.Module) -> TrainingRules:
-    """How this recipe draws a training sample for this model."""
-    preprocessing: Any = model.preprocessing
-    data = recipe.data
-    return TrainingRules(
-        preprocessing=preprocessing,
-        seed=recipe.train.seed,
-        num_candidates=recipe.task.num_candidates,
-        min_window_seconds=data.min_window_seconds,
-        clip_start=data.clip_start,
-        crop=data.crop,
-        short_side=data.short_side,
-        flip=data.flip,
+    return save_checkpoint(
+        run,
+        state.step,
+        parts.model,
+        parts.description,
+        training_state,
+        averaged=None if parts.average is None else parts.average.weights,
+        task_weights=parts.task.state_dict(),
     )
 
 
-def _factor(recipe: Recipe, parts: Parts, step: int) -> float:
-    return learning_rate_factor(
-        step,
-        parts.total_steps,
-        warmup_steps=parts.warmup_steps,
-        warmup_start_factor=recipe.optim.warmup_start_factor,
-        decay=recipe.optim.decay,
+def _say_what_will_happen(recipe: Recipe, parts: Parts, state: State, log: RunLog) -> None:
+    for note in training_notes(recipe):
+        log.say(note)
+    if half_on_cpu(recipe, parts.device):
+        log.warn(f"train.precision={recipe.train.precision} is slower than fp32 on a CPU (only exact kernels are used)")
+    for fault in parts.caption_faults[:5]:
+        log.warn(f"not in the vocabulary, and a fault when it is drawn: {fault.reason}")
+    log.say(start_line(recipe, parts, state.step))
+    negatives = num_negatives(recipe, parts)
+    if negatives < FEW_NEGATIVES:
+        log.warn(
+            f"only {negatives} negative captions a clip, of {FEW_NEGATIVES} or more that a contrastive loss needs to "
+            "learn well: raise train.global_batch_size, or train.micro_batch_size, or set train.cached_negatives=true"
+        )
+
+
+def _monitor(recipe: Recipe, parts: Parts, log: RunLog) -> Monitor:
+    clips = num_negatives(recipe, parts) // recipe.task.num_candidates + 1
+    monitor = Monitor(
+        lambda text, key: log.warn(text, once=key),
+        normalize=parts.task.normalize,
+        temperature=None if parts.task.log_scale is not None else parts.task.temperature,
+        num_clips=clips,
+        num_workers=recipe.data.num_workers,
+        patience_steps=parts.warmup_steps + PATIENCE_STEPS,
+        chance_loss=parts.task.chance_loss(clips),
     )
+    monitor.look(0, {})
+    return monitor
 
 
 def _due(cadence: str | None, step: int, parts: Parts) -> bool:
@@ -368,127 +308,120 @@ def _due(cadence: str | None, step: int, parts: Parts) -> bool:
     return cadence is not None and step % cadence_steps(cadence, parts.plan.steps_per_epoch) == 0
 
 
-def _optimize(
-    parts: Parts, recipe: Recipe, micro_batches: list[Batch], state: _State, log: RunLog
-) -> tuple[float | None, float]:
-    """Forward, backward, clip, step: (mean loss, norm of the gradient before clipping)."""
-    parts.model.train()
-    for module in parts.frozen:
-        module.eval()
-    with out_of_memory_ladder(recipe, parts.device), repeatable_kernels(recipe, parts.device):
-        loss = _forward_backward(parts, recipe, micro_batches, state.step)
-        if loss is None:
-            state.skipped_steps += 1
-            log.warn(f"step {state.step + 1}: no sample of this batch could be used; the weights stay as they are")
-            return None, 0.0
-        norm = _unscale_and_clip(parts, recipe, micro_batches, state.step)
-    scale = parts.scaler.get_scale()
-    parts.scaler.step(parts.optimizer)
-    parts.scaler.update()
-    state.skipped_steps += int(parts.scaler.get_scale() < scale)
-    return loss, norm
+def _gradient(
+    run: Path, parts: Parts, recipe: Recipe, micro_batches: Sequence[Batch], state: State, signals: Signals
+) -> StepResult:
+    """Forward and backward of all processes, and what they tell each other about it.
+
+    Raises:
+        TrainingError: the loss is not finite, in all processes; out of memory.
+    """
+    parts.train_mode()
+    with (
+        out_of_memory_ladder(recipe, parts.device, parts.shares.largest),
+        repeatable_kernels(recipe, parts.device),
+    ):
+        result = global_gradient(parts, recipe, micro_batches, state.step)
+    repeated = sum(batch.repeated_frames for batch in micro_batches)
+    waited = sum(batch.wait_seconds for batch in micro_batches)
+    told = exchange([result.loss, repeated, waited, *signals.code()])
+    result.loss = float(told[:, 0].sum())
+    result.repeated_frames, result.waited = int(told[:, 1].sum()), float(told[:, 2].max())  # the slowest decides
+    signals.agree(told[:, 3:])
+    if not math.isfinite(result.loss):
+        raise non_finite_error(
+            "loss", result.loss, run, parts, result, state.step, lambda at: write_checkpoint(at, parts, state)
+        )
+    return result
 
 
-def _forward_backward(parts: Parts, recipe: Recipe, micro_batches: list[Batch], step: int) -> float | None:
-    """Gradients of the mean loss over the usable rows of the global batch; None if there is no such row."""
-    parts.optimizer.zero_grad(set_to_none=True)
-    global_batch_size = recipe.train.global_batch_size
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[recipe.train.precision]
-    total, rows = 0.0, 0
-    for index, batch in enumerate(micro_batches):
-        torch.manual_seed(keyed_seed(recipe.train.seed, step, index, "dropout"))
-        preprocessing: Any = parts.model.preprocessing
-        video = network_input(batch, preprocessing, parts.device)
-        if recipe.train.channels_last:
-            video = video.contiguous(memory_format=torch.channels_last_3d)
-        with torch.autocast(parts.device.type, dtype=dtype, enabled=recipe.train.precision != "fp32"):
-            loss, count = parts.task.compute_loss(parts.model, video, batch)
-        if not math.isfinite(loss.item()):
-            raise non_finite_error("loss", loss.item(), step, micro_batches)
-        torch.autograd.backward(parts.scaler.scale(loss * (count / global_batch_size)))
-        total += loss.item() * count
-        rows += count
-    if rows and rows != global_batch_size:
-        for parameter in parts.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(global_batch_size / rows)
-    return total / rows if rows else None
-
-
-def _unscale_and_clip(parts: Parts, recipe: Recipe, micro_batches: list[Batch], step: int) -> float:
-    """The norm of the whole gradient, free of the fp16 loss scale; clipped if the recipe says so."""
+def _step(run: Path, parts: Parts, recipe: Recipe, result: StepResult, state: State, log: RunLog) -> float:
+    """Clip and step; the norm of the gradient before clipping."""
+    average_statistics(parts.norms)
+    if not result.rows:
+        state.skipped_steps += 1
+        log.warn(f"step {state.step + 1}: no sample of this batch could be used; the weights stay as they are")
+        return 0.0
     parts.scaler.unscale_(parts.optimizer)
-    gradients = [parameter.grad for parameter in parts.model.parameters() if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in parts.parameters if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients).item()
     if not math.isfinite(norm) and recipe.train.precision != "fp16":  # fp16: the scaler skips this step and says so
-        raise non_finite_error("gradient norm", norm, step, micro_batches)
+        raise non_finite_error(
+            "gradient norm", norm, run, parts, result, state.step, lambda at: write_checkpoint(at, parts, state)
+        )
     if recipe.optim.clip_norm is not None and math.isfinite(norm):
         scale = min(1.0, recipe.optim.clip_norm / (norm + 1e-6))
         for gradient in gradients:
             gradient.mul_(scale)
+    before = parts.scaler.get_scale()
+    parts.scaler.step(parts.optimizer)
+    parts.scaler.update()
+    skipped = parts.scaler.get_scale() < before
+    state.skipped_steps += int(skipped)
+    parts.task.clamp_temperature()
+    if parts.average is not None and not skipped:
+        parts.average.update(parts.model, state.step + 1)
     return norm
 
 
-def _evaluation_due(recipe: Recipe, parts: Parts, state: _State) -> bool:
+def _note_faults(
+    faults: FaultLog, parts: Parts, micro_batches: Sequence[Batch], result: StepResult, step: int, log: RunLog
+) -> None:
+    """Samples of any process that failed are counted by all and written by the main one, in the batch's order."""
+    valid = result.valid()
+    found: list[tuple[int, Fault]] = []
+    if not all(valid):
+        for positions, batch in zip(parts.shares.of_process(world().rank), micro_batches, strict=True):
+            failed = [at for at, ok in zip(positions, batch.valid.tolist(), strict=True) if not ok]
+            found += zip(failed, batch.faults, strict=True)
+        found = sorted((pair for own in gather_objects(found) for pair in own), key=lambda pair: pair[0])
+    for _, fault in found:
+        log.warn(f"step {step}: left out: {fault.reason}", once=f"fault of {fault.id}")
+    faults.record(valid, [fault for _, fault in found], step)
+
+
+def _health(parts: Parts, result: StepResult) -> dict[str, float]:
+    """Embeddings, temperature and loss scale of the last micro-batch, for metrics.jsonl and the monitors."""
+    if not world().is_main:
+        return {}
+    seen = result.compared[-1]
+    values = embedding_statistics(seen.video, seen.text, mask=seen.facts.mask, valid=seen.facts.valid)
+    if parts.task.temperature is not None:
+        values["logit_scale"] = 1 / parts.task.temperature
+    if parts.scaler.is_enabled():
+        values["loss_scale"] = parts.scaler.get_scale()
+    return values
+
+
+def _evaluation_due(recipe: Recipe, parts: Parts, state: State) -> bool:
     return bool(parts.eval_rows) and _due(recipe.eval.every, state.step, parts)
 
 
-def _judge(run: Path, recipe: Recipe, parts: Parts, state: _State, log: RunLog) -> Report:
+def _judge(run: Path, recipe: Recipe, parts: Parts, state: State, log: RunLog) -> Report:
     """Evaluate the step that was just saved; if it is the best so far, save that and point `best` at it."""
     report = _evaluate(parts, recipe, log).placed(recipe, recipe.eval, f"{run.name}/step_{state.step:07d}")
     log.say(f"step {state.step}: {report.headline()}")
     if state.keep_best(recipe.eval.best_metric, report):
-        set_link(run, "best", _save(run, parts, state))
+        saved = on_main(lambda: write_checkpoint(run, parts, state))
+        on_main(lambda: set_link(run, "best", saved))
+        on_main(lambda: prune_checkpoints(run, recipe.train.keep_last))  # the best may be another one now
     log.record("eval", state.step, report.metrics)  # last: a step without this line is judged again on resume
     return report
 
 
 def _evaluate(parts: Parts, recipe: Recipe, log: RunLog) -> Report:
-    return evaluate_retrieval(
-        parts.model,
-        parts.task,
-        parts.eval_rows,
-        recipe.eval,
-        device=parts.device,
-        num_workers=recipe.data.num_workers,
-        worker_start=recipe.data.worker_start,
-        loss_batch_size=recipe.train.global_batch_size,
-        report=lambda done, total: log.show_progress(f"evaluating {done}/{total} videos"),
-    )
-
-
-def _start_line(recipe: Recipe, parts: Parts, state: _State) -> str:
-    """What will happen, before it happens."""
-    train, prep = recipe.train, parts.model.preprocessing
-    micro = train.micro_batch_size or train.global_batch_size
-    negatives = recipe.task.num_candidates * (micro - 1)
-    base = max(group["base_learning_rate"] for group in parts.optimizer.param_groups)
-    rates = [base * _factor(recipe, parts, step) for step in (0, parts.warmup_steps, parts.total_steps - 1)]
-    own = "".join(f", {name} at {rate:g}" for name, rate in recipe.optim.learning_rates.items())
-    trained = sum(p.numel() for p in parts.model.parameters() if p.requires_grad)
-    frozen = sum(p.numel() for p in parts.model.parameters() if not p.requires_grad)
-    left_out = len(parts.rows) % train.global_batch_size
-    lines = [
-        f"rows {len(parts.rows)} (evaluated on {len(parts.eval_rows)}), missing files {len(parts.missing)}, "
-        f"{parts.plan.steps_per_epoch} steps an epoch ({left_out} rows wait for a later epoch, others each time), "
-        f"{parts.total_steps} steps in all",
-        f"global batch {train.global_batch_size} = 1 process x {train.global_batch_size // micro} micro-batches x "
-        f"{micro} clips on {parts.device}, {negatives} negative captions a clip, precision {train.precision}, "
-        f"seed {train.seed}",
-        f"a clip is {prep.num_frames} frames at {prep.frame_rate:g} a second = {prep.clip_seconds:g} s, "  # type: ignore[union-attr]
-        f"{prep.crop_size} x {prep.crop_size} pixels",  # type: ignore[union-attr]
-        f"learning rate first {rates[0]:.3g}, highest {rates[1]:.3g}, last {rates[2]:.3g} ({recipe.optim.name}{own}, "
-        f"warm-up {parts.warmup_steps} steps); it belongs to the global batch and is never scaled",
-        f"parameters {trained:,} trained, {frozen:,} frozen; "
-        + (f"going on from step {state.step}" if state.step else "from step 0"),
-    ]
-    return "\n".join(lines)
-
-
-def _warn_if_waiting(log: RunLog, recipe: Recipe, values: dict[str, float]) -> None:
-    if values["waiting_share"] > 0.2:
-        log.warn(
-            f"the step waited for data {values['waiting_share']:.0%} of its computing time; raise data.num_workers "
-            f"(now {recipe.data.num_workers}), or store smaller videos (short side near the crop size)",
-            once="waiting",
+    """Of the averaged weights, if weights are averaged."""
+    with ExitStack() as stack:
+        if parts.average is not None:
+            stack.enter_context(parts.average.swapped_in(parts.model))
+        return evaluate_retrieval(
+            parts.model,
+            parts.task,
+            parts.eval_rows,
+            recipe.eval,
+            device=parts.device,
+            num_workers=recipe.data.num_workers,
+            worker_start=recipe.data.worker_start,
+            loss_batch_size=recipe.train.global_batch_size,
+            report=lambda done, total: log.show_progress(f"evaluating {done}/{total} videos"),
         )

@@ -59,6 +59,28 @@ def test_shapes(name: str):
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("size", "frames"), [(32, 16), (33, 5)])
+def test_segments_are_the_heads_view_of_each_temporal_position(name: str, size: int, frames: int):
+    model = build(name).double()
+    tower = model.video_tower
+    maps: list[Tensor] = []
+    last = tower.layers if name == "conv3d_small" else tower.mixed_5c
+    last.register_forward_hook(lambda module, inputs, output: maps.append(output))
+    clips = video(2, size, frames).double()
+    with torch.no_grad():
+        segments = model.encode_video(clips, segments=True)
+        whole = model.encode_video(clips)
+        naive = [tower.fc(maps[0][:, :, position].flatten(2).mean(dim=2)) for position in range(maps[0].shape[2])]
+    assert segments.shape == (2, math.ceil(frames / (4 if name == "conv3d_small" else 8)), 24)
+    torch.testing.assert_close(segments, torch.stack(naive, dim=1), **DOUBLE)
+    torch.testing.assert_close(segments.mean(dim=1), whole, **DOUBLE)
+    if segments.shape[1] > 1:
+        assert (segments[:, 0] - segments[:, 1]).abs().max() > 1e-2
+    with pytest.raises(ConfigError, match="wants a float video"):
+        model.encode_video(clips[0], segments=True)
+
+
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("text_tower", TEXT_TOWERS)
 def test_gradients_reach_every_trainable_parameter(name: str, text_tower: str):
     model = build(name, text_tower=text_tower).train()
@@ -174,6 +196,7 @@ def test_space_to_depth_needs_even_sizes():
     model = build("s3dg", space_to_depth=True)
     with torch.no_grad():
         assert model.encode_video(video(1, 32, 2)).shape == (1, 24)
+        assert model.encode_video(video(1, 32, 16), segments=True).shape == (1, 2, 24)
     with pytest.raises(ConfigError, match=r"even num_frames, height and width; got \(T, H, W\) = \(5, 32, 32\)"):
         model.encode_video(video(1, 32, 5))
 

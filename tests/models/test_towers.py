@@ -126,6 +126,24 @@ def test_towers_must_meet_in_one_space():
         TwoTowers(video_tower=WordMeanTower(4, 2), text_tower=None, preprocessing=rules, max_words=0)
 
 
+class MeanColor(nn.Module):
+    def forward(self, video: Tensor) -> Tensor:
+        return video.mean(dim=(2, 3, 4))
+
+
+def test_a_video_tower_without_segments_says_so():
+    rules = Preprocessing(num_frames=8, frame_rate=8.0, crop_size=32)
+    model = TwoTowers(video_tower=MeanColor(), text_tower=None, preprocessing=rules)
+    video = torch.rand(2, 3, 8, 4, 4)
+    assert torch.equal(model.encode_video(video), video.mean(dim=(2, 3, 4)))
+    with pytest.raises(ConfigError) as caught:
+        model.encode_video(video, segments=True)
+    assert str(caught.value) == (
+        "MeanColor: this video tower gives no segments; the loss clip_bag needs them; give it a method "
+        "forward_segments(video) -> (B, S, D), or choose another loss"
+    )
+
+
 class OwnTowers(nn.Module):
     def __init__(self) -> None:
         super().__init__()

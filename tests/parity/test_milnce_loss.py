@@ -40,7 +40,7 @@ def test_value_and_gradients(case: dict, masked: bool, reference: dict[str, np.n
     if masked:  # masks that leave everything in must change nothing
         options["mask"] = torch.ones(case["B"], case["K"], dtype=torch.bool)
         options["valid"] = torch.ones(case["B"], dtype=torch.bool)
-        options["same_text"] = torch.zeros(case["B"], case["B"] * case["K"], dtype=torch.bool)
+        options["text_ids"] = torch.arange(case["B"] * case["K"])
     loss = milnce(video, text, positives_twice=True, **options)
     loss.backward()
     # Both sides are float64: only the order of summation differs.
@@ -48,6 +48,19 @@ def test_value_and_gradients(case: dict, masked: bool, reference: dict[str, np.n
     for name, got in (("loss", loss), ("grad_video", video.grad), ("grad_text", text.grad)):
         want = torch.from_numpy(reference[f"f64.{case['name']}.{name}"])
         torch.testing.assert_close(got.detach(), want, rtol=1e-10, atol=1e-11 * max(1.0, float(want.abs().max())))
+
+
+@pytest.mark.parametrize("case", SPEC["cases"], ids=lambda case: case["name"])
+def test_shares_of_two_processes_add_up_to_it(case: dict, reference: dict[str, np.ndarray]) -> None:
+    video, text = tower_outputs(case)
+    clips = torch.arange(case["B"])
+    shares = [milnce(video, text, positives_twice=True, own=own) for own in (clips[::2], clips[1::2])]
+    for loss in shares:
+        loss.backward()
+    assert float(sum(loss.detach() for loss in shares)) == pytest.approx(case["loss"], rel=1e-12)
+    for name, got in (("grad_video", video.grad), ("grad_text", text.grad)):
+        want = torch.from_numpy(reference[f"f64.{case['name']}.{name}"])
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-11 * max(1.0, float(want.abs().max())))
 
 
 @pytest.mark.parametrize("case", SPEC["cases"], ids=lambda case: case["name"])

@@ -8,6 +8,7 @@ import statistics
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from twinreel.errors import ConfigError, DataError
 from twinreel.metrics import (
@@ -85,6 +86,59 @@ def test_expected_ranks_equal_the_mean_over_all_orders() -> None:
         got = retrieval_ranks(similarity, positives, ties="expected").tolist()
         want = [expected_oracle(row, own) for row, own in zip(similarity.tolist(), positives, strict=True)]
         assert got == pytest.approx(want, rel=1e-12)
+
+
+def whole_ranks(similarity: Tensor, positives: list[list[int]], ties: str) -> Tensor:
+    """The same ranks from comparisons of the whole matrix, in float64."""
+    similarity = similarity.double()
+    best = torch.stack([row[own].max() for row, own in zip(similarity, positives, strict=True)])[:, None]
+    tied = torch.stack([(row[own] == row[own].max()).sum() for row, own in zip(similarity, positives, strict=True)])
+    at_least, above = (similarity >= best).sum(1) - tied, (similarity > best).sum(1)
+    return 1.0 + at_least.double() if ties == "pessimistic" else 1.0 + above + (at_least - above) / (tied + 1).double()
+
+
+@pytest.mark.parametrize("ties", ["pessimistic", "expected"])
+@pytest.mark.parametrize("block_scores", [1, 20, 1 << 20])
+def test_ranks_in_blocks_equal_those_of_the_whole_matrix(
+    block_scores: int, ties: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twinreel.metrics.BLOCK_SCORES", block_scores)
+    for seed, dtype in enumerate([torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64] * 12):
+        similarity, positives = random_case(seed, most=30)
+        if seed % 3:  # not in steps of a quarter, so that a type of few bits rounds
+            similarity = similarity + torch.randn(similarity.shape, generator=torch.Generator().manual_seed(seed))
+        similarity = similarity.to(dtype)
+        assert torch.equal(retrieval_ranks(similarity, positives, ties=ties), whole_ranks(similarity, positives, ties))
+        columns_first = similarity.T.contiguous().T
+        assert torch.equal(
+            retrieval_ranks(columns_first, positives, ties=ties), whole_ranks(similarity, positives, ties)
+        )
+
+
+class LargestNew(TorchDispatchMode):
+    """Remembers the most bytes of a tensor that an operation made; views make none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and not func.is_view:
+            self.bytes = max(self.bytes, result.nbytes)
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ranks_make_nothing_of_the_size_of_the_matrix(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twinreel.metrics.BLOCK_SCORES", 3000)
+    similarity = torch.randn(300, 1000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    with LargestNew() as largest:
+        retrieval_ranks(similarity, [[i] for i in range(300)], ties="expected")
+    assert largest.bytes == 3000  # a flag a score of a block; the flags of the whole matrix would be 300 000
+    with LargestNew() as largest:
+        top_k_accuracy(similarity, list(range(300)), 5)
+    assert largest.bytes == 3000
 
 
 @pytest.mark.parametrize("ties", ["pessimistic", "expected"])

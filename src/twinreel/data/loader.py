@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from twinreel.data.captions import missing_caption_files
-from twinreel.data.clip import Batch, Clip, Sample
+from twinreel.data.clip import Batch, Clip, Fault, Sample
 from twinreel.data.dataset import ClipDataset
 from twinreel.data.manifest import missing_videos
 from twinreel.errors import DataError, TrainingError
@@ -172,21 +172,26 @@ class FaultLog:
         """What a checkpoint keeps, so that a resumed run counts on: pass it to `FaultLog` again."""
         return {"total": self.total, "recent": "".join("01"[failed] for failed in self.recent)}
 
-    def record(self, batch: Batch, step: int | None = None) -> None:
-        """Count a batch's samples and faults.
+    def record(self, valid: Sequence[bool], faults: Sequence[Fault], step: int | None = None) -> None:
+        """Count samples and faults.
+
+        Args:
+            valid: of each sample, whether it could be read.
+            faults: why the others could not.
+            step: from 1.
 
         Raises:
             TrainingError: too many of the last samples failed.
         """
-        self.recent.extend(not valid for valid in batch.valid.tolist())
-        self.total += len(batch.faults)
-        if self.path is not None and batch.faults:
+        self.recent.extend(not ok for ok in valid)
+        self.total += len(faults)
+        if self.path is not None and faults:
             with self.path.open("a", encoding="utf-8") as file:
-                for fault in batch.faults:
+                for fault in faults:
                     file.write(json.dumps({"step": step, **asdict(fault)}, ensure_ascii=False) + "\n")
         failed = sum(self.recent)
         if failed > self.max_faults * max(len(self.recent), self.least):
-            named = "\n".join(f"  {fault.reason}" for fault in batch.faults[:5])
+            named = "\n".join(f"  {fault.reason}" for fault in faults[:5])
             raise TrainingError(
                 f"{failed} of the last {len(self.recent)} samples could not be read (allowed data.max_faults="
                 f"{self.max_faults:.0%}). Last:\n{named}\nAll are in {self.path or 'the report above'}; mend or "

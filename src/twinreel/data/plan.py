@@ -10,12 +10,13 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
 from twinreel.errors import ConfigError
 
-__all__ = ["Plan", "keyed_rng", "keyed_seed"]
+__all__ = ["Plan", "Shares", "keyed_rng", "keyed_seed"]
 
 
 def keyed_seed(*key: int | str) -> int:
@@ -65,9 +66,74 @@ class Plan:
         order = _epoch_order(self.num_rows, self.seed, epoch)
         return [(epoch, int(row)) for row in order[first : first + self.global_batch_size]]
 
-    def micro_batches(self, first_step: int, last_step: int, micro_batch_size: int) -> Iterator[list[tuple[int, int]]]:
-        """The micro-batches of the steps [first_step, last_step), in order."""
+    def micro_batches(
+        self, first_step: int, last_step: int, shares: Shares, process: int = 0
+    ) -> Iterator[list[tuple[int, int]]]:
+        """The micro-batches of one process in the steps [first_step, last_step), in order."""
         for step in range(first_step, last_step):
             batch = self.batch(step)
-            for first in range(0, len(batch), micro_batch_size):
-                yield batch[first : first + micro_batch_size]
+            for positions in shares.of_process(process):
+                yield batch[positions.start : positions.stop]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Which positions of a global batch are whose: `positions[micro-batch][process]`, in rising order.
+
+    A micro-batch is what all processes compute at once; its clips lie side by side in the global batch, so the
+    sample order does not depend on the number of processes.
+    """
+
+    positions: list[list[range]]
+
+    @classmethod
+    def cut(cls, global_batch_size: int, num_processes: int = 1, micro_batch_size: int | None = None) -> Shares:
+        """Cut a global batch.
+
+        Args:
+            global_batch_size: clips a step.
+            num_processes: how many compute at once.
+            micro_batch_size: clips a process computes at once; None = the batch is cut into one piece a process, as
+                evenly as can be.
+
+        Raises:
+            ConfigError: a process without a clip, or a remainder.
+        """
+        if global_batch_size < num_processes:
+            raise ConfigError(
+                f"train.global_batch_size={global_batch_size} on {num_processes} processes leaves "
+                f"{num_processes - global_batch_size} of them without a clip; raise it to {num_processes} or more, or "
+                "start fewer processes"
+            )
+        pieces = num_processes if micro_batch_size is None else global_batch_size // micro_batch_size
+        if micro_batch_size is not None and (global_batch_size % micro_batch_size or pieces % num_processes):
+            share = global_batch_size // num_processes
+            sizes = [size for size in range(1, share + 1) if global_batch_size % (size * num_processes) == 0]
+            raise ConfigError(
+                f"train.global_batch_size={global_batch_size} is not a whole number of {num_processes} processes x "
+                f"train.micro_batch_size={micro_batch_size}; "
+                + (f"micro-batches that fit: {', '.join(map(str, sizes))}; " if sizes else "")
+                + "or leave train.micro_batch_size out: the batch is then cut as evenly as can be"
+            )
+        edges = [piece * global_batch_size // pieces for piece in range(pieces + 1)]
+        ranges = [range(start, stop) for start, stop in pairwise(edges)]
+        return cls(positions=[ranges[first : first + num_processes] for first in range(0, pieces, num_processes)])
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes share the batch."""
+        return len(self.positions[0])
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches a step."""
+        return len(self.positions)
+
+    @property
+    def largest(self) -> int:
+        """The most clips a process computes at once."""
+        return max(len(own) for everyone in self.positions for own in everyone)
+
+    def of_process(self, process: int) -> list[range]:
+        """One process's positions, a range a micro-batch."""
+        return [everyone[process] for everyone in self.positions]

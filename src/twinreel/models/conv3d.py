@@ -60,9 +60,23 @@ class Conv3dSmall(nn.Module):
         Raises:
             ConfigError: not a float video (B, 3, T, H, W), or too small to train on.
         """
+        return self._feature_map(video).mean(dim=(2, 3, 4))
+
+    def forward_segments(self, video: Tensor) -> Tensor:
+        """Embeddings (B, S, embedding_size), one for each of the S = T / 4 (rounded up) temporal positions.
+
+        Their mean over S is what `forward` gives, to rounding.
+
+        Raises:
+            ConfigError: as for `forward_features`.
+        """
+        embeddings: Tensor = self.fc(self._feature_map(video).mean(dim=(3, 4)).transpose(1, 2))
+        return embeddings
+
+    def _feature_map(self, video: Tensor) -> Tensor:
         check_video(video, "conv3d_small", (4, 16, 16), training=self.training)
         features: Tensor = self.layers(video)
-        return features.mean(dim=(2, 3, 4))
+        return features
 
 
 def conv3d_small(

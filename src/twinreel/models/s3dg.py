@@ -181,6 +181,20 @@ class S3DG(nn.Module):
         Raises:
             ConfigError: not a float video (B, 3, T, H, W), odd sizes with space_to_depth, or too small to train on.
         """
+        return self._feature_map(video).mean(dim=(2, 3, 4))
+
+    def forward_segments(self, video: Tensor) -> Tensor:
+        """Embeddings (B, S, embedding_size), one for each of the S = T / 8 (rounded up) temporal positions.
+
+        Their mean over S is what `forward` gives, to rounding.
+
+        Raises:
+            ConfigError: as for `forward_features`.
+        """
+        embeddings: Tensor = self.fc(self._feature_map(video).mean(dim=(3, 4)).transpose(1, 2))
+        return embeddings
+
+    def _feature_map(self, video: Tensor) -> Tensor:
         check_video(video, "S3D-G", (8, 32, 32), training=self.training)
         features: Tensor = self.maxpool_2a(self._stem(video))
         features = self.gating(self.conv_2c(self.conv_2b(features)))
@@ -188,7 +202,7 @@ class S3DG(nn.Module):
         features = self.mixed_4c(self.mixed_4b(self.maxpool_4a(features)))
         features = self.mixed_4f(self.mixed_4e(self.mixed_4d(features)))
         features = self.mixed_5c(self.mixed_5b(self.maxpool_5a(features)))
-        return features.mean(dim=(2, 3, 4))
+        return features
 
     def _stem(self, video: Tensor) -> Tensor:
         features: Tensor = self.conv1(space_to_depth(video) if self.space_to_depth else video)

@@ -34,7 +34,8 @@ class TwoTowers(nn.Module):
     State-dict keys are those of the towers behind `video_tower.` and `text_tower.`.
 
     Args:
-        video_tower: float (B, 3, T, H, W) -> (B, D), with `forward_features`.
+        video_tower: float (B, 3, T, H, W) -> (B, D), with `forward_features`, and with `forward_segments` -> (B, S, D)
+            if it can tell segments of time apart.
         text_tower: int64 (N, W) -> (N, D); None for a model that cannot read text.
         preprocessing: what the video network wants.
         vocabulary: the words behind the ids; None leaves `encode_text` to tokens.
@@ -72,9 +73,28 @@ class TwoTowers(nn.Module):
         """Video embeddings (B, D) and text embeddings (N, D) of a float video and word ids int64 (N, W)."""
         return self.encode_video(video), self.encode_text(tokens)
 
-    def encode_video(self, video: Tensor) -> Tensor:
-        """Embeddings (B, D) of a float video (B, 3, T, H, W)."""
-        embeddings: Tensor = self.video_tower(video)
+    def encode_video(self, video: Tensor, segments: bool = False) -> Tensor:
+        """Embeddings (B, D) of a float video (B, 3, T, H, W), or (B, S, D) with segments.
+
+        Args:
+            video: float (B, 3, T, H, W).
+            segments: one embedding for each of the S temporal positions of the video network's last feature map
+                (S3D-G: T / 8, rounded up), in order of time. Their mean over S is the embedding without segments, to
+                rounding.
+
+        Raises:
+            ConfigError: segments were asked of a video tower without `forward_segments`, or the video does not fit.
+        """
+        if not segments:
+            embeddings: Tensor = self.video_tower(video)
+            return embeddings
+        forward_segments = getattr(self.video_tower, "forward_segments", None)
+        if not callable(forward_segments):
+            raise ConfigError(
+                f"{type(self.video_tower).__name__}: this video tower gives no segments; the loss clip_bag needs them; "
+                "give it a method forward_segments(video) -> (B, S, D), or choose another loss"
+            )
+        embeddings = forward_segments(video)
         return embeddings
 
     def forward_features(self, video: Tensor) -> Tensor:

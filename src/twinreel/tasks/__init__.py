@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from twinreel.tasks.contrastive import Contrastive
+from twinreel.tasks.contrastive import Contrastive, Embedder, PairFacts
 
-__all__ = ["TASKS", "Contrastive"]
+__all__ = ["TASKS", "Contrastive", "Embedder", "PairFacts"]
 
 TASKS = {"contrastive": Contrastive}

@@ -1,0 +1,119 @@
+"""Whether the processes are still one, and what is kept when a number is not finite."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from twinreel.distributed import exchange, on_main, world
+from twinreel.errors import TrainingError
+from twinreel.gradients import Compared, StepResult
+from twinreel.parts import Parts
+
+__all__ = ["NON_FINITE", "check_equal_weights", "check_shares", "non_finite_error", "whole_loss"]
+
+NON_FINITE = "non_finite"  # folder in the run folder
+SHARES_TOLERANCE = 1e-3
+
+
+@torch.no_grad()
+def whole_loss(parts: Parts, seen: Compared, clips_at_once: int = 64) -> float:
+    """The mean loss of what all processes compared, computed by this one alone, a few clips at a time."""
+    facts, scale = seen.facts, parts.task.log_scale
+    everyone = torch.arange(len(seen.video))
+    total = 0.0
+    for own in everyone.split(clips_at_once if "own" in parts.task.takes else len(everyone)):  # type: ignore[no-untyped-call]
+        total += float(
+            parts.task.share(seen.video, seen.text, facts, own=own, log_scale=scale, negative_seed=seen.negative_seed)
+        )
+    return total
+
+
+def check_shares(parts: Parts, result: StepResult) -> None:
+    """After a run's first step: the shares of all processes must add up to the loss of the whole batch.
+
+    Raises:
+        TrainingError: they do not: labels or candidates are counted from the wrong place in some process.
+    """
+    if world().size == 1 or not result.rows:
+        return
+    wanted = on_main(lambda: sum(whole_loss(parts, seen) * seen.usable for seen in result.compared))
+    if not math.isclose(result.loss, wanted, rel_tol=SHARES_TOLERANCE, abs_tol=SHARES_TOLERANCE):
+        raise TrainingError(
+            f"the {world().size} processes' shares of the loss add up to {result.loss / result.rows:.6g}, but the loss "
+            f"of the whole batch is {wanted / result.rows:.6g}: in some process labels or candidates are counted from "
+            "the wrong place. If task.loss is your own function, look at how it uses `own`; `twinreel check RECIPE "
+            "--steps 50` says more. No checkpoint was written after this step."
+        )
+
+
+def check_equal_weights(parts: Parts, step: int) -> None:
+    """All processes must hold the same weights; one number tells.
+
+    Raises:
+        TrainingError: they differ: gradients were not exchanged, or a machine computes wrongly.
+    """
+    if world().size == 1:
+        return
+    norms = exchange([torch.nn.utils.get_total_norm(parts.parameters).item()])[:, 0].tolist()
+    if len(set(norms)) > 1:
+        shown = ", ".join(f"process {rank}: {norm!r}" for rank, norm in enumerate(norms[:8]))
+        raise TrainingError(
+            f"step {step}: the processes hold different weights (norms {shown}): gradients are not exchanged, or the "
+            "processes do not run the same code on the same torch. Go on from the last checkpoint with --resume once "
+            "that is mended; `twinreel check RECIPE --steps 50` says which part differs"
+        )
+
+
+def non_finite_error(
+    what: str,
+    value: float,
+    run: Path,
+    parts: Parts,
+    result: StepResult,
+    step: int,
+    save: Callable[[Path], object],
+) -> TrainingError:
+    """What all processes raise when a loss or a gradient is not finite, before anyone steps.
+
+    Samples and keys are written to `RUN/non_finite/step_N.json`, and the weights as they are to
+    `RUN/non_finite/checkpoints`, so that `twinreel replay` has the very step.
+    """
+    rows = _rows(parts, result, step)
+    path = run / NON_FINITE / f"step_{step + 1:07d}.json"
+
+    def write() -> None:
+        save(run / NON_FINITE)
+        record = {"step": step + 1, "what": what, "value": str(value), "num_processes": world().size, "batch": rows}
+        path.write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
+
+    on_main(write)
+    bad = [row["id"] for row in rows if not (row["video_finite"] and row["text_finite"])]
+    blamed = f"embeddings that are not finite: {', '.join(bad[:8])}" if bad else "all embeddings are finite"
+    ids = ", ".join(row["id"] for row in rows[:8]) + (f" and {len(rows) - 8} more" if len(rows) > 8 else "")
+    return TrainingError(
+        f"step {step + 1}: the {what} is {value}; no weight was changed. Samples: {ids}; {blamed}. All are in {path}. "
+        f"`twinreel replay {run} --step {step + 1}` rebuilds this batch and shows each loss term. Then, in this order: "
+        "look at those files; lower optim.learning_rate or set optim.clip_norm; train.precision=fp32. "
+        "The last checkpoint is intact."
+    )
+
+
+def _rows(parts: Parts, result: StepResult, step: int) -> list[dict[str, Any]]:
+    """Each clip of the global batch: id, key, and whether its embeddings are finite."""
+    batch = parts.plan.batch(step)
+    rows = []
+    for seen in result.compared:
+        video = seen.video.flatten(1).isfinite().all(1).tolist()
+        text = seen.text.view(len(video), -1).isfinite().all(1).tolist()
+        for at, video_finite, text_finite in zip(seen.positions, video, text, strict=True):
+            epoch, index = batch[at]
+            row = parts.rows[index]
+            key = {"position": at, "id": row.id, "video": row.video, "epoch": epoch, "row": index}
+            rows.append(key | {"video_finite": video_finite, "text_finite": text_finite})
+    return rows

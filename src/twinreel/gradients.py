@@ -1,0 +1,250 @@
+"""One step's gradient: that of the mean loss over the global batch, whatever the processes and micro-batches.
+
+Every process embeds its own clips; embeddings and what the loss must know of them are gathered; every process computes
+the share of the loss that its own clips have. The shares add up to the loss, and so do their gradients: the gather
+adds up what all processes want of an embedding, and DistributedDataParallel, which averages, gets shares that are
+multiplied by the number of processes.
+
+With `train.cached_negatives` embeddings of all micro-batches are made first without a graph, the loss of the global
+batch is taken on them, and then each micro-batch is embedded again with its part of the gradient (Gao et al., "Scaling
+Deep Contrastive Learning Batch Size under Memory Limited Setup", arXiv:2101.06983).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from twinreel.data.clip import Batch
+from twinreel.data.plan import keyed_seed
+from twinreel.data.transforms import network_input
+from twinreel.distributed import gather_rows, scatter_order, world
+from twinreel.models.training_modes import paused_statistics
+from twinreel.parts import Parts
+from twinreel.recipe import Recipe
+from twinreel.tasks import PairFacts
+
+__all__ = ["Compared", "StepResult", "global_gradient"]
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Compared(NamedTuple):
+    """What one evaluation of the loss saw: embeddings and facts of all processes, in the order of `positions`.
+
+    `video` (B, D) or (B, S, D), `text` (B * K, D); `positions` of these clips in the global batch; `own` the rows of
+    this process; `share` its part of the mean loss over the `usable` clips.
+    """
+
+    video: Tensor
+    text: Tensor
+    facts: PairFacts
+    positions: list[int]
+    own: Tensor
+    share: Tensor
+    usable: int
+    negative_seed: int
+
+
+@dataclass(slots=True, kw_only=True)
+class StepResult:
+    """What a step's forward and backward found; the gradients are in the parameters.
+
+    `loss` is the sum over the usable clips, of this process until it is summed over all; `rows` is the number of
+    usable clips in all processes. `repeated_frames` and `waited` (seconds) are noted by the loop.
+    """
+
+    loss: float = 0.0
+    rows: int = 0
+    compared: list[Compared] = field(default_factory=list)
+    repeated_frames: int = 0
+    waited: float = 0.0
+
+    @property
+    def mean_loss(self) -> float | None:
+        """The loss of the step; None if no clip could be used."""
+        return self.loss / self.rows if self.rows else None
+
+    @property
+    def captions(self) -> int:
+        """Captions of the global batch, masked ones included."""
+        return sum(seen.facts.mask.numel() for seen in self.compared)
+
+    @property
+    def masked_captions(self) -> int:
+        """Those that say nothing: padding, or no known word."""
+        return sum(int((~seen.facts.mask).sum()) for seen in self.compared)
+
+    def valid(self) -> list[bool]:
+        """Which clips of the global batch could be read, in its order."""
+        flags = {
+            at: bool(ok) for seen in self.compared for at, ok in zip(seen.positions, seen.facts.valid, strict=True)
+        }
+        return [flags[position] for position in sorted(flags)]
+
+
+def global_gradient(parts: Parts, recipe: Recipe, micro_batches: Sequence[Batch], step: int) -> StepResult:
+    """Leave the gradient of the mean loss over the usable clips of the global batch in the parameters.
+
+    Args:
+        parts: what computes.
+        recipe: how.
+        micro_batches: this process's, in order.
+        step: from 0; seeds dropout and drawn negatives.
+
+    Returns:
+        Losses are in units of the loss; with fp16 the gradients still carry the loss scale.
+    """
+    parts.optimizer.zero_grad(set_to_none=True)
+    work = _Step(parts, recipe, micro_batches, step)
+    seen = work.cached() if recipe.train.cached_negatives else work.plain()
+    result = StepResult(rows=sum(each.usable for each in seen), compared=seen)
+    result.loss = sum(float(each.share) * each.usable for each in seen)
+    global_batch_size = recipe.train.global_batch_size
+    if result.rows and result.rows != global_batch_size:
+        for parameter in parts.parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(global_batch_size / result.rows)
+    return result
+
+
+@dataclass(slots=True)
+class _Step:
+    parts: Parts
+    recipe: Recipe
+    micro_batches: Sequence[Batch]
+    step: int
+
+    def plain(self) -> list[Compared]:
+        """The negatives of a clip are those of its micro-batch in all processes."""
+        seen = []
+        for index, batch in enumerate(self.micro_batches):
+            video, text, facts = self.inputs(batch)
+            with self.exchange_after(index):
+                embeddings = self.embed(self.parts.embedder, video, text, index)
+                everyone = self.parts.shares.positions[index]
+                compared = self.compare(embeddings, facts, [[own] for own in everyone], index)
+                self.backward(compared)
+            seen.append(_detached(compared))
+        return seen
+
+    def cached(self) -> list[Compared]:
+        """The negatives of a clip are those of the global batch: embed, compare, embed again with the gradient."""
+        inputs = [self.inputs(batch) for batch in self.micro_batches]
+        embedder = getattr(self.parts.embedder, "module", self.parts.embedder)
+        with torch.no_grad(), paused_statistics(self.parts.model):
+            embedded = [self.embed(embedder, video, text, i) for i, (video, text, _) in enumerate(inputs)]
+        leaves = [torch.cat(part) for part in zip(*(outputs[:2] for outputs in embedded), strict=True)]
+        leaves += [outputs[2] for outputs in embedded[:1] if len(outputs) > 2]
+        leaves = [
+            leaf.float().requires_grad_() if leaf.dtype != torch.float64 else leaf.requires_grad_() for leaf in leaves
+        ]
+        facts = PairFacts.unpack(torch.cat([each.pack() for _, _, each in inputs]))
+        positions = [self.parts.shares.of_process(process) for process in range(self.parts.shares.num_processes)]
+        compared = self.compare(tuple(leaves), facts, positions, 0)
+        self.backward(compared)
+        self.embed_again(inputs, leaves)
+        return [_detached(compared)]
+
+    def embed_again(self, inputs: Sequence[tuple[Tensor, Any, PairFacts]], leaves: Sequence[Tensor]) -> None:
+        """The second pass: each micro-batch with the part of the gradient that belongs to its embeddings."""
+        candidates = self.recipe.task.num_candidates
+        first = 0
+        for index, (video, text, _) in enumerate(inputs):
+            last = first + len(video)
+            with self.exchange_after(index):
+                outputs = self.embed(self.parts.embedder, video, text, index)
+                gradients = [leaves[0].grad[first:last], leaves[1].grad[first * candidates : last * candidates]]  # type: ignore[index]
+                if len(leaves) > 2:  # the learned scale is one for all: its gradient counts once
+                    gradients.append(leaves[2].grad * float(index == 0))  # type: ignore[operator]
+                wanted = [
+                    (output, gradient.to(output.dtype))
+                    for output, gradient in zip(outputs, gradients, strict=True)
+                    if output.requires_grad
+                ]
+                torch.autograd.backward([output for output, _ in wanted], [gradient for _, gradient in wanted])
+            first = last
+
+    def inputs(self, batch: Batch) -> tuple[Tensor, Any, PairFacts]:
+        preprocessing: Any = self.parts.model.preprocessing
+        video = network_input(batch, preprocessing, self.parts.device)
+        if self.recipe.train.channels_last:
+            video = video.contiguous(memory_format=torch.channels_last_3d)
+        text, facts = self.parts.task.inputs(self.parts.model, batch)
+        return video, text, facts
+
+    def embed(self, embedder: nn.Module, video: Tensor, text: Any, index: int) -> tuple[Tensor, ...]:
+        """Embeddings of a micro-batch; dropout depends on the step and on which micro-batch of all processes it is."""
+        number = index * self.parts.shares.num_processes + world().rank
+        torch.manual_seed(keyed_seed(self.recipe.train.seed, self.step, number, "dropout"))
+        precision = self.recipe.train.precision
+        with torch.autocast(self.parts.device.type, dtype=PRECISIONS[precision], enabled=precision != "fp32"):
+            outputs: tuple[Tensor, ...] = embedder(video, text)
+        return outputs
+
+    def exchange_after(self, index: int) -> AbstractContextManager[Any]:
+        """Gradients are exchanged on the last micro-batch only."""
+        if index == len(self.micro_batches) - 1 or not hasattr(self.parts.embedder, "no_sync"):
+            return nullcontext()
+        context: AbstractContextManager[Any] = self.parts.embedder.no_sync()  # type: ignore[operator]
+        return context
+
+    def compare(
+        self, embeddings: tuple[Tensor, ...], facts: PairFacts, everyone: Sequence[Sequence[range]], index: int
+    ) -> Compared:
+        """Gather embeddings and facts of all processes, in the order of the global batch, and take this one's share.
+
+        Args:
+            embeddings: this process's (b, D) or (b, S, D), (b * K, D) and perhaps the learned scale.
+            facts: this process's.
+            everyone: the positions that each process has here, in its order.
+            index: of the micro-batch, for the drawn negatives.
+        """
+        video, text, *scale = embeddings
+        held = [[at for piece in pieces for at in piece] for pieces in everyone]
+        positions = sorted(at for process in held for at in process)
+        sizes = [len(process) for process in held]
+        rows = torch.cat([part.flatten(1) for part in (_wide(video), _wide(text).view(len(video), -1))], dim=1)
+        packed = facts.pack()
+        own = torch.arange(len(video))
+        if len(sizes) > 1:
+            order = scatter_order(held)
+            rows = gather_rows(rows, sizes)[order.to(rows.device)]
+            packed = gather_rows(packed, sizes)[order]
+            own = torch.searchsorted(torch.tensor(positions), torch.tensor(held[world().rank]))
+        videos, texts = rows.split([video[0].numel(), rows.shape[1] - video[0].numel()], dim=1)  # type: ignore[no-untyped-call]
+        videos = videos.unflatten(1, video.shape[1:])
+        texts = texts.reshape(-1, text.shape[1])
+        known = PairFacts.unpack(packed)
+        seed = keyed_seed(self.recipe.train.seed, self.step, index, "negatives")
+        share = self.parts.task.share(
+            videos,
+            texts,
+            known,
+            own=own if len(sizes) > 1 else None,
+            log_scale=scale[0] if scale else None,
+            negative_seed=seed,
+            num_processes=len(sizes),
+        )
+        return Compared(videos, texts, known, positions, own, share, int(known.usable.sum()), seed)
+
+    def backward(self, compared: Compared) -> None:
+        """The gradient of this process's share, weighted as its clips weigh in the global batch."""
+        if not compared.share.requires_grad:
+            return
+        weight = compared.usable / self.recipe.train.global_batch_size * self.parts.shares.num_processes
+        torch.autograd.backward(self.parts.scaler.scale(compared.share * weight))
+
+
+def _wide(embeddings: Tensor) -> Tensor:
+    """At least float32: gradients are added up over processes in it, whatever the towers' precision."""
+    return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
+
+
+def _detached(compared: Compared) -> Compared:
+    return compared._replace(video=compared.video.detach(), text=compared.text.detach(), share=compared.share.detach())

@@ -1,0 +1,58 @@
+"""Losses: tensors already gathered from every process -> one scalar.
+
+A loss here knows nothing of processes, recipes or data sets. All are called alike:
+
+    loss(video_embeddings, text_embeddings, *, mask=None, valid=None, text_ids=None, own=None, **options)
+
+with the embeddings of B clips and of the K captions of each. Similarities are computed in float32 at least, whatever
+the precision of the towers, and autocast is switched off inside.
+
+Who takes part:
+
+- A caption that `mask` marks as not real (padding, no known word) is in no pair at all.
+- A clip that `valid` marks as False is in no pair at all, neither its video nor its captions. What its embeddings
+  hold does not matter, NaN included.
+- A valid clip without a real caption contributes no term to the mean; its video stays a negative for the captions of
+  the other clips, where a loss compares captions with videos.
+- A caption of another clip whose `text_ids` equals that of one of clip i's own real captions is a negative nowhere
+  with video i.
+- If no clip contributes the loss is 0 with gradients of exactly 0, never NaN.
+
+Non-finite embeddings of clips that do take part are not hidden: the loss or its gradient is then not finite.
+
+`own` names the clips for which a process answers. The result is the sum of their terms over the number of contributing
+clips of the whole batch: the results of processes that share out the clips add up to the loss of the batch, and so do
+their gradients with respect to all embeddings. Only the own clips' rows and columns of scores are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from twinreel.losses.common import text_ids
+from twinreel.losses.milnce import milnce
+from twinreel.losses.pairs import binary_nce, clip_bag, info_nce, pooled_similarity
+
+__all__ = [
+    "LOSSES",
+    "SEGMENT_LOSSES",
+    "binary_nce",
+    "clip_bag",
+    "info_nce",
+    "milnce",
+    "pooled_similarity",
+    "text_ids",
+]
+
+# The keyword-only parameters of a loss, but for mask, valid, text_ids, own and negative_seed, are the options of the
+# recipe's task section.
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "milnce": milnce,
+    "info_nce": info_nce,
+    "clip_bag": clip_bag,
+    "binary_nce": binary_nce,
+}
+# Losses whose videos are embeddings of segments, (B, S, D).
+SEGMENT_LOSSES: tuple[Callable[..., Tensor], ...] = (clip_bag,)

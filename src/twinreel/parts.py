@@ -1,0 +1,297 @@
+"""What a run is built of: rows, plan, model, task, optimizer; and the start line, which says so beforehand."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from twinreel.assembly import (
+    build_model,
+    build_task,
+    describe_model,
+    evaluates,
+    evaluation_rows,
+    model_from_checkpoint,
+    training_rows,
+)
+from twinreel.checkpoint import read_model_json
+from twinreel.data.captions import collection_captions
+from twinreel.data.clip import Clip, Fault
+from twinreel.data.dataset import TrainingRules
+from twinreel.data.loader import refuse_missing_files
+from twinreel.data.manifest import missing_videos
+from twinreel.data.plan import Plan, Shares
+from twinreel.distributed import together, world
+from twinreel.errors import ConfigError, DataError
+from twinreel.evaluation import build_gallery
+from twinreel.models.training_modes import apply_batch_norm, batch_norms, checkpoint_activations
+from twinreel.optim import (
+    WeightAverage,
+    build_optimizer,
+    freeze,
+    learning_rate_factor,
+    parameter_groups,
+)
+from twinreel.recipe import Recipe
+from twinreel.tasks import Contrastive, Embedder
+
+__all__ = ["Parts", "build_parts", "learning_rate", "start_line", "training_rules"]
+
+FEW_NEGATIVES = 32
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """What a run is built of.
+
+    `embedder` is what computes: model and task as one module, wrapped for several processes. `idle` are the modules
+    that stay in eval mode while the others train; `norms` the batch norms that learn statistics.
+    """
+
+    rows: list[Clip]
+    eval_rows: list[Clip]
+    missing: list[Clip]
+    caption_faults: list[Fault]
+    plan: Plan
+    shares: Shares
+    total_steps: int
+    warmup_steps: int
+    model: nn.Module
+    task: Contrastive
+    embedder: nn.Module
+    idle: list[nn.Module]
+    norms: list[nn.Module]
+    average: WeightAverage | None
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    device: torch.device
+    description: dict[str, Any]
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Everything that is trained, a learned temperature included."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def train_mode(self) -> None:
+        """Train mode, but for what is frozen."""
+        self.embedder.train()
+        for module in self.idle:
+            module.eval()
+
+
+def build_parts(recipe: Recipe, device: torch.device, checkpoint: Path | None = None) -> Parts:
+    """Data, model, task and optimizer of a run, from the start or with the weights of a checkpoint.
+
+    Every process builds its own; they go on together or not at all.
+    """
+    if recipe.train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    with together():
+        parts = _build(recipe, device, checkpoint)
+    parts.embedder = _wrapped(parts.embedder)
+    return parts
+
+
+def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Parts:
+    train, optim = recipe.train, recipe.optim
+    shares = Shares.cut(train.global_batch_size, world().size, train.micro_batch_size)
+    rows = training_rows(recipe)
+    eval_rows = _checked_evaluation_rows(recipe) if evaluates(recipe) else []
+    missing = refuse_missing_files(rows, recipe.data.max_faults)
+    plan = Plan(num_rows=len(rows), seed=train.seed, global_batch_size=train.global_batch_size)
+    total_steps = train.num_steps or (train.num_epochs or 0) * plan.steps_per_epoch
+    warmup = optim.warmup_steps or round((optim.warmup_epochs or 0) * plan.steps_per_epoch)
+    if warmup >= total_steps:
+        raise ConfigError(f"optim: a warm-up of {warmup} steps is not shorter than the run of {total_steps} steps")
+    task = build_task(recipe, checkpoint)
+    task.chance_loss(2)  # options that the loss refuses are found here
+    caption_faults: list[Fault] = []
+    if checkpoint is None:
+        model = build_model(recipe, collection_captions(rows, caption_faults))
+        description = describe_model(recipe, model)
+    else:
+        model = model_from_checkpoint(checkpoint)
+        description = read_model_json(checkpoint)
+    preprocessing: Any = model.preprocessing
+    preprocessing.clip_seconds  # noqa: B018  (a model that samples by frame_stride is refused here)
+    model.to(device)
+    task.to(device)
+    if train.channels_last:
+        _channels_last(model)
+    idle = freeze(model, recipe.model.freeze)
+    norms = _batch_norms(model, recipe, device, idle)
+    if train.activation_checkpointing:
+        checkpoint_activations(model)
+    embedder = Embedder(model, task)
+    groups = parameter_groups(
+        model,
+        learning_rate=optim.learning_rate,
+        learning_rates=optim.learning_rates,
+        weight_decay=optim.weight_decay,
+        extra=list(task.parameters()),
+    )
+    optimizer = build_optimizer(
+        optim.name, groups, betas=optim.betas, eps=optim.eps, momentum=optim.momentum, nesterov=optim.nesterov
+    )
+    return Parts(
+        rows=rows,
+        eval_rows=eval_rows,
+        missing=missing,
+        caption_faults=caption_faults,
+        plan=plan,
+        shares=shares,
+        total_steps=total_steps,
+        warmup_steps=warmup,
+        model=model,
+        task=task,
+        embedder=embedder,
+        idle=idle,
+        norms=norms,
+        average=None if train.ema_decay is None else WeightAverage(model, train.ema_decay),
+        optimizer=optimizer,
+        scaler=torch.amp.GradScaler(device.type, enabled=train.precision == "fp16"),
+        device=device,
+        description=description,
+    )
+
+
+def _wrapped(embedder: nn.Module) -> nn.Module:
+    """The embedder as one that exchanges gradients, where there are several processes.
+
+    `find_unused_parameters` lets a user's towers have parts that take no part. It also keeps DDP from sorting its
+    buckets anew after the first step: a resumed run, which starts with the first sort again, would add up the
+    gradients of three or more processes in another order than a run that was never stopped.
+    """
+    if world().size == 1:
+        return embedder
+    embedder.register_parameter("takes_no_part", nn.Parameter(torch.zeros(1)))  # without one, DDP warns of the search
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters  # in torch 2.13
+    buffers: Any = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    return DistributedDataParallel(embedder, find_unused_parameters=True, **buffers)
+
+
+def _checked_evaluation_rows(recipe: Recipe) -> list[Clip]:
+    """What the end of the run needs is looked at before its first step."""
+    rows = evaluation_rows(recipe)
+    gallery = build_gallery(rows, merge_equal_captions=recipe.eval.merge_equal_captions)
+    direction, _, name = recipe.eval.best_metric.partition("/")
+    candidates = gallery.candidates if direction == "text_to_video" else gallery.queries
+    if int(name.rpartition("_")[2]) > len(candidates):
+        raise ConfigError(
+            f"eval.best_metric={direction}/{name}: there are only {len(candidates)} candidates; take a smaller k"
+        )
+    missing = missing_videos(rows)
+    if missing and not recipe.eval.allow_missing:
+        raise DataError(
+            f"{len(missing)} of {len(rows)} evaluation rows have no video file (first: {missing[0].video}); mend them, "
+            "or pass eval.allow_missing=true"
+        )
+    return rows
+
+
+def _channels_last(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        if parameter.ndim == 5:
+            parameter.data = parameter.data.to(memory_format=torch.channels_last_3d)
+
+
+def _batch_norms(model: nn.Module, recipe: Recipe, device: torch.device, idle: list[nn.Module]) -> list[nn.Module]:
+    """Set the batch norms' mode; returns those that learn statistics and adds the others to `idle`.
+
+    Raises:
+        ConfigError: the mode does not go with the device or with cached negatives.
+    """
+    mode = recipe.train.batch_norm
+    apply_batch_norm(model, mode, device, world().size)
+    if mode == "frozen":
+        idle += batch_norms(model)
+    still = {id(norm) for module in idle for norm in batch_norms(module)}
+    learning = [norm for norm in batch_norms(model) if id(norm) not in still]
+    if recipe.train.cached_negatives and learning and mode == "per_process":
+        raise ConfigError(
+            f"train.cached_negatives=true with {len(learning)} batch norms in train.batch_norm=per_process: each "
+            "micro-batch would be normalized by its own few clips, and the gradient would not be that of the global "
+            "batch. Set train.batch_norm=frozen (or sync, on GPUs), or train.cached_negatives=false"
+        )
+    return learning
+
+
+def training_rules(recipe: Recipe, model: nn.Module) -> TrainingRules:
+    """How this recipe draws a training sample for this model."""
+    preprocessing: Any = model.preprocessing
+    data = recipe.data
+    return TrainingRules(
+        preprocessing=preprocessing,
+        seed=recipe.train.seed,
+        num_candidates=recipe.task.num_candidates,
+        min_window_seconds=data.min_window_seconds,
+        clip_start=data.clip_start,
+        crop=data.crop,
+        short_side=data.short_side,
+        flip=data.flip,
+    )
+
+
+def learning_rate(recipe: Recipe, parts: Parts, step: int) -> float:
+    """What base learning rates are multiplied by at a step, from 0."""
+    return learning_rate_factor(
+        step,
+        parts.total_steps,
+        warmup_steps=parts.warmup_steps,
+        warmup_start_factor=recipe.optim.warmup_start_factor,
+        decay=recipe.optim.decay,
+    )
+
+
+def num_negatives(recipe: Recipe, parts: Parts) -> int:
+    """Wrong captions a clip is compared with."""
+    clips = recipe.train.global_batch_size
+    if not recipe.train.cached_negatives:
+        clips = min(sum(map(len, everyone)) for everyone in parts.shares.positions)
+    return recipe.task.num_candidates * (clips - 1)
+
+
+def start_line(recipe: Recipe, parts: Parts, step: int) -> str:
+    """What will happen, before it happens."""
+    train, prep = recipe.train, parts.model.preprocessing
+    shares = parts.shares
+    whole = "global batch (cached)" if train.cached_negatives else "micro-batch across processes"
+    if shares.num_micro_batches == 1:
+        whole = "global batch"
+    base = max(group["base_learning_rate"] for group in parts.optimizer.param_groups)
+    rates = [base * learning_rate(recipe, parts, at) for at in (0, parts.warmup_steps, parts.total_steps - 1)]
+    own = "".join(f", {name} at {rate:g}" for name, rate in recipe.optim.learning_rates.items())
+    trained = sum(p.numel() for p in parts.parameters)
+    frozen = sum(p.numel() for p in parts.model.parameters() if not p.requires_grad)
+    left_out = len(parts.rows) % train.global_batch_size
+    sizes = sorted({len(own) for everyone in shares.positions for own in everyone}, reverse=True)
+    lines = [
+        f"rows {len(parts.rows)} (evaluated on {len(parts.eval_rows)}), missing files {len(parts.missing)}, "
+        f"{parts.plan.steps_per_epoch} steps an epoch ({left_out} rows wait for a later epoch, others each time), "
+        f"{parts.total_steps} steps in all",
+        f"global batch {train.global_batch_size} = {_counted(shares.num_processes, 'process')} x "
+        f"{_counted(shares.num_micro_batches, 'micro-batch')} x {' or '.join(map(str, sizes))} clips on "
+        f"{parts.device}, {num_negatives(recipe, parts)} negative captions a clip (of the {whole}), "
+        f"precision {train.precision}, batch norm {train.batch_norm}, seed {train.seed}",
+        f"a clip is {prep.num_frames} frames at {prep.frame_rate:g} a second = {prep.clip_seconds:g} s, "  # type: ignore[union-attr]
+        f"{prep.crop_size} x {prep.crop_size} pixels",  # type: ignore[union-attr]
+        f"learning rate first {rates[0]:.3g}, highest {rates[1]:.3g}, last {rates[2]:.3g} ({recipe.optim.name}{own}, "
+        f"warm-up {parts.warmup_steps} steps); it belongs to the global batch and is never scaled",
+        f"parameters {trained:,} trained, {frozen:,} frozen"
+        + (f", weights averaged (EMA {train.ema_decay:g})" if train.ema_decay is not None else "")
+        + (f"; going on from step {step}" if step else "; from step 0"),
+    ]
+    return "\n".join(lines)
+
+
+def _counted(number: int, noun: str) -> str:
+    plural = noun + ("es" if noun.endswith(("s", "h")) else "s")
+    return f"{number} {noun if number == 1 else plural}"
