@@ -1,6 +1,6 @@
 """Ranks of 10 000 queries among 10 000 candidates: time and memory of twinreel, of a full sort, of the old formula.
 
-    python benchmarks/metrics.py                      # Linux only; 90 seconds on two cores
+    python benchmarks/metrics.py                      # Linux only; two minutes on two cores
 
 Each query has one right candidate, the diagonal of a random float32 matrix; all methods must give the same ranks. The
 targets for `retrieval_ranks`, else the exit code is 1: at least 10 times faster than `torch.sort` of every row, and at
@@ -9,10 +9,10 @@ most 20 MB beside the matrix.
 Time: all methods in turn, in one process, over several rounds, with the threads that torch takes by itself (`np.sort`
 takes one); the ratio is the median over the rounds. `embedding_ranks` also computes the scores, in float64 (D = 512).
 
-Memory: each method in a fresh process of its own. The input exists and the method has run once, 64 queries among 64
-candidates; then the kernel's high-water mark of the resident memory is reset, and the extra memory is what the next run
-adds to it: copies of the matrix, indices, flags, the ranks and work space of the matrix product; not the input, the
-list of positives or the libraries. MB are 2**20 bytes.
+Memory: each method in a fresh process, the median of three. The input exists and the method has run once, with 64
+queries and candidates; then the kernel's high-water mark of the resident memory is reset, and the extra memory is what
+the next run adds to it: copies of the matrix, indices, flags, ranks, and what the allocator and the matrix product keep
+for later; not the input, the list of positives or the libraries. MB are 2**20 bytes.
 """
 
 from __future__ import annotations
@@ -94,10 +94,11 @@ def measure_memory(name: str, size: int) -> int:
     return high_water() - before
 
 
-def memory_in_a_fresh_process(name: str, size: int) -> float:
-    """`measure_memory` in MB."""
+def memory_in_fresh_processes(name: str, size: int) -> float:
+    """The median of three `measure_memory`, in MB."""
     command = [sys.executable, __file__, "--size", str(size), "--memory-of", name]
-    return int(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout) / 2**20
+    runs = [subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True) for _ in range(3)]
+    return statistics.median(int(run.stdout) for run in runs) / 2**20
 
 
 def measure_seconds(size: int, rounds: int) -> dict[str, list[float]]:
@@ -129,7 +130,7 @@ def main() -> int:
     if arguments.memory_of:
         print(measure_memory(arguments.memory_of, arguments.size))
         return 0
-    memory = {name: memory_in_a_fresh_process(name, arguments.size) for name in METHODS}
+    memory = {name: memory_in_fresh_processes(name, arguments.size) for name in METHODS}
     seconds = measure_seconds(arguments.size, arguments.rounds)
     print("| ranks | seconds (median) | times `retrieval_ranks` (lowest to highest) | extra memory, MB |")
     print("|---|---|---|---|")

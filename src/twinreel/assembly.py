@@ -36,6 +36,7 @@ __all__ = [
     "load_model",
     "load_run",
     "pick_device",
+    "refuse_idle_overrides",
     "training_notes",
     "training_rows",
 ]
@@ -221,7 +222,7 @@ def load_run(folder: str | Path, checkpoint: str | None = None, overrides: Seque
     if not (folder / "recipe.yaml").is_file():
         raise CheckpointError(f"{folder}: not a run folder (no recipe.yaml); give what `twinreel train --out` wrote")
     recipe = load_recipe(folder / "recipe.yaml", overrides)
-    _refuse_idle_overrides(folder, overrides)
+    refuse_idle_overrides(folder, overrides)
     if checkpoint is None and (folder / "checkpoints" / "best").exists():
         checkpoint = "best"
     path, warnings = find_checkpoint(folder, checkpoint)
@@ -231,7 +232,10 @@ def load_run(folder: str | Path, checkpoint: str | None = None, overrides: Seque
     return Run(folder=folder, checkpoint=path, recipe=recipe, model=model, task=build_task(recipe, path))
 
 
-def _refuse_idle_overrides(folder: Path, overrides: Sequence[str]) -> None:
+def refuse_idle_overrides(folder: Path, overrides: Sequence[str]) -> None:
+    """Raises:
+    ConfigError: an override would change what a trained run is.
+    """
     idle = [override for override in overrides if not override.startswith(CHANGEABLE)]
     if idle:
         raise ConfigError(

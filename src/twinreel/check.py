@@ -15,6 +15,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from twinreel.agreement import find_disagreement
 from twinreel.assembly import pick_device, training_notes
 from twinreel.data.captions import collection_captions
 from twinreel.data.clip import Batch
@@ -26,6 +27,7 @@ from twinreel.evaluation import build_gallery
 from twinreel.models.preprocessing import Preprocessing
 from twinreel.parts import Parts, build_parts, training_rules
 from twinreel.recipe import Recipe
+from twinreel.trial import try_steps
 
 __all__ = ["CheckResult", "check_recipe", "draw_contact_sheet"]
 
@@ -40,23 +42,29 @@ class CheckResult:
 
     facts: dict[str, Any]
     warnings: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Ready for `json.dumps`."""
-        return {"facts": self.facts, "warnings": self.warnings}
+        return {"facts": self.facts, "warnings": self.warnings, "problems": self.problems}
 
     def to_table(self) -> str:
-        """A line a fact, then the warnings."""
+        """A line a fact, then the warnings, then what must be mended."""
         lines = [f"{name.replace('_', ' '):20} {value}" for name, value in self.facts.items()]
-        return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
+        lines += [f"warning: {text}" for text in self.warnings]
+        return "\n".join([*lines, *(f"problem: {text}" for text in self.problems)])
 
 
-def check_recipe(recipe: Recipe, sheet: Path) -> CheckResult:
+def check_recipe(recipe: Recipe, sheet: Path, *, steps: int = 0) -> CheckResult:
     """Read one batch as training would, draw it, and run it forward and backward.
+
+    With `steps` also train so long on one batch, where the loss must fall smoothly, and see whether two processes
+    agree with one; what is wrong is among the `problems`.
 
     Args:
         recipe: what to check.
         sheet: where the picture goes (PNG).
+        steps: of the trial; 0 = none.
 
     Raises:
         ConfigError, DataError: what training would stop at.
@@ -103,7 +111,17 @@ def check_recipe(recipe: Recipe, sheet: Path) -> CheckResult:
         warnings.append(f"no gradient reaches {', '.join(without[:5])} ({len(without)} parameters)")
     if not math.isfinite(loss.item()):
         warnings.append("the loss is not finite")
-    return CheckResult(facts=facts, warnings=warnings)
+    problems = _try(recipe, steps, facts) if steps else []
+    return CheckResult(facts=facts, warnings=warnings, problems=problems)
+
+
+def _try(recipe: Recipe, steps: int, facts: dict[str, Any]) -> list[str]:
+    """The trial and the comparison of processes; adds facts, returns problems."""
+    trial = try_steps(recipe, steps)
+    facts["trial"] = trial.fact()
+    clips, difference = find_disagreement(recipe)
+    facts["processes"] = f"2 processes {'differ from' if difference else 'agree with'} one on {clips} clips"
+    return [problem for problem in (trial.problem, difference) if problem is not None]
 
 
 def _evaluation_fact(recipe: Recipe, parts: Parts) -> str:

@@ -41,6 +41,7 @@ Checkpoint = Annotated[str | None, typer.Option(help="last, best or step_N; defa
 
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
+SEVERAL_PROCESSES = ("train", "eval")
 MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
@@ -92,6 +93,20 @@ def _say(error: TwinreelError) -> None:
 def _speaks() -> bool:
     """Whether this process prints results: the main one of those that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def _one_process(context: typer.Context) -> None:
+    """Refuse verbs that one process does where torchrun started several.
+
+    Raises:
+        ConfigError: they would do it several times over, or write to one place at once.
+    """
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size > 1 and context.invoked_subcommand not in SEVERAL_PROCESSES:
+        raise ConfigError(
+            f"twinreel {context.invoked_subcommand} runs as one process, but torchrun started {size}; start it without "
+            f"torchrun ({' and '.join(SEVERAL_PROCESSES)} run as several)"
+        )
 
 
 class _Warnings(logging.Handler):
@@ -162,6 +177,7 @@ def version(
         print(f"twinreel {twinreel.__version__}")
     elif context.invoked_subcommand is None:
         print(context.get_help())
+    _one_process(context)
 
 
 @app.command()
@@ -216,13 +232,18 @@ def check(
     recipe: str,
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="the contact sheet of what the model sees")] = Path("check.png"),
+    steps: Annotated[
+        int, typer.Option(min=0, help="also train so long on one batch, and compare two processes with one")
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Check recipe and files, draw what the model sees, run one batch forward and backward."""
     from twinreel.check import check_recipe
 
-    result = check_recipe(_load(recipe, overrides), out)
+    result = check_recipe(_load(recipe, overrides), out, steps=steps)
     _print_json(result.to_json()) if as_json else print(result.to_table())
+    if result.problems:
+        raise typer.Exit(2)
 
 
 @app.command()
@@ -284,6 +305,20 @@ def evaluate(
     progress.clear()
     if _speaks():
         _print_json(report.to_json()) if as_json else print(report.to_table())
+
+
+@app.command()
+def replay(
+    run: str,
+    step: Annotated[int, typer.Option(min=1, help="as the log counts, from 1")],
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Rebuild the batch of a step on one process and show each clip's loss term."""
+    from twinreel.replay import replay as run_replay
+
+    result = run_replay(run, step, overrides or [])
+    _print_json(result.to_json()) if as_json else print(result.to_table())
 
 
 @app.command()

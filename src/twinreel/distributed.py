@@ -27,7 +27,6 @@ __all__ = [
     "gather_rows",
     "on_main",
     "process_group",
-    "refuse_processes",
     "scatter_order",
     "together",
     "world",
@@ -106,17 +105,6 @@ def _lost_contact(rank: int, size: int) -> Iterator[None]:
             f"process {rank} of {size} lost contact with another process, which says itself why it ended, or was "
             f"killed ({str(error).splitlines()[0][:200]}). The last checkpoint is intact: go on with --resume."
         ) from error
-
-
-def refuse_processes(verb: str) -> None:
-    """For verbs that one process does.
-
-    Raises:
-        ConfigError: torchrun started several.
-    """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size > 1:
-        raise ConfigError(f"twinreel {verb} runs as one process; torchrun started {size}. Start it without torchrun")
 
 
 def gather_objects(value: T) -> list[T]:

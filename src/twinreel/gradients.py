@@ -29,7 +29,7 @@ from twinreel.parts import Parts
 from twinreel.recipe import Recipe
 from twinreel.tasks import PairFacts
 
-__all__ = ["Compared", "StepResult", "global_gradient"]
+__all__ = ["Compared", "GradientStep", "StepResult", "finish", "global_gradient"]
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -101,8 +101,12 @@ def global_gradient(parts: Parts, recipe: Recipe, micro_batches: Sequence[Batch]
         Losses are in units of the loss; with fp16 the gradients still carry the loss scale.
     """
     parts.optimizer.zero_grad(set_to_none=True)
-    work = _Step(parts, recipe, micro_batches, step)
-    seen = work.cached() if recipe.train.cached_negatives else work.plain()
+    work = GradientStep(parts, recipe, micro_batches, step)
+    return finish(parts, recipe, work.cached() if recipe.train.cached_negatives else work.plain())
+
+
+def finish(parts: Parts, recipe: Recipe, seen: list[Compared]) -> StepResult:
+    """Sum up what was compared; gradients, so far in parts of the global batch, become those of the usable clips."""
     result = StepResult(rows=sum(each.usable for each in seen), compared=seen)
     result.loss = sum(float(each.share) * each.usable for each in seen)
     global_batch_size = recipe.train.global_batch_size
@@ -114,11 +118,24 @@ def global_gradient(parts: Parts, recipe: Recipe, micro_batches: Sequence[Batch]
 
 
 @dataclass(slots=True)
-class _Step:
+class GradientStep:
+    """Forward and backward of one step in this process.
+
+    Attributes:
+        parts: what computes.
+        recipe: how.
+        micro_batches: this process's.
+        step: from 0.
+        group: number of the first micro-batch among those of the step, for a replay of a later one.
+        first_piece: number of this process's first piece of the global batch; None = that of its rank.
+    """
+
     parts: Parts
     recipe: Recipe
     micro_batches: Sequence[Batch]
     step: int
+    group: int = 0
+    first_piece: int | None = None
 
     def plain(self) -> list[Compared]:
         """The negatives of a clip are those of its micro-batch in all processes."""
@@ -171,6 +188,7 @@ class _Step:
             first = last
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Any, PairFacts]:
+        """What the towers get of a batch, on the device, and what the loss must know of it."""
         preprocessing: Any = self.parts.model.preprocessing
         video = network_input(batch, preprocessing, self.parts.device)
         if self.recipe.train.channels_last:
@@ -180,7 +198,8 @@ class _Step:
 
     def embed(self, embedder: nn.Module, video: Tensor, text: Any, index: int) -> tuple[Tensor, ...]:
         """Embeddings of a micro-batch; dropout depends on the step and on which micro-batch of all processes it is."""
-        number = index * self.parts.shares.num_processes + world().rank
+        first = world().rank if self.first_piece is None else self.first_piece
+        number = first + index * self.parts.shares.num_processes
         torch.manual_seed(keyed_seed(self.recipe.train.seed, self.step, number, "dropout"))
         precision = self.recipe.train.precision
         with torch.autocast(self.parts.device.type, dtype=PRECISIONS[precision], enabled=precision != "fp32"):
@@ -221,7 +240,7 @@ class _Step:
         videos = videos.unflatten(1, video.shape[1:])
         texts = texts.reshape(-1, text.shape[1])
         known = PairFacts.unpack(packed)
-        seed = keyed_seed(self.recipe.train.seed, self.step, index, "negatives")
+        seed = keyed_seed(self.recipe.train.seed, self.step, self.group + index, "negatives")
         share = self.parts.task.share(
             videos,
             texts,

@@ -107,7 +107,8 @@ def embedding_ranks(
         query_embeddings: (Q, D).
         candidate_embeddings: (C, D).
         positives: For each query the positions of its right candidates, one or more.
-        block_size: Rows of a block on both sides; at 512 and D = 512 the memory beside the embeddings is about 10 MB.
+        block_size: Rows of a block on both sides; at 512 and D = 512 the tensors beside the embeddings take about 10 MB
+            (a process was seen to grow by 12 to 48 MB, depending on what its allocator keeps).
         ties: As in `retrieval_ranks`.
         query_ids: Q names for error messages; None: positions.
         candidate_ids: C names for error messages; None: positions.

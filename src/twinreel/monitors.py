@@ -37,7 +37,6 @@ LARGEST_MASKED_SHARE = 0.5
 Numbers = Mapping[str, float]
 
 
-@torch.no_grad()
 def embedding_statistics(
     video_embeddings: Tensor, text_embeddings: Tensor, *, mask: Tensor, valid: Tensor
 ) -> dict[str, float]:

@@ -118,6 +118,7 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
             return TrainResult(folder=run, steps=state.step, total_steps=parts.total_steps, report=report)
         on_main(lambda: write_run_files(run, recipe))
         _say_what_will_happen(recipe, parts, state, log)
+        log.record("start", state.step, {"processes": world().size, "negatives": num_negatives(recipe, parts)})
         faults = FaultLog(folder and folder / "faults.jsonl", recipe.data.max_faults, len(parts.rows), state.faults)
         loader = load_batches(
             ClipDataset(parts.rows, training_rules(recipe, parts.model)),

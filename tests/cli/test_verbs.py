@@ -127,7 +127,7 @@ def test_train_prints_the_result_on_stdout_and_the_way_there_on_stderr(trained):
                   "done: 6 steps"):  # fmt: skip
         assert words in err, words
     names = {item.name for item in trained.run.iterdir()}
-    assert names == {"recipe.yaml", "versions.json", "log.txt", "metrics.jsonl", "tensorboard", "checkpoints"}
+    assert names == {"recipe.yaml", "versions.json", "log.txt", "metrics.jsonl", "tensorboard", "checkpoints", "lock"}
 
 
 def test_a_finished_run_has_nothing_to_do_and_is_not_touched(trained):

@@ -42,7 +42,7 @@ def towers(*, size: int, frames: int = 3) -> nn.Module:
     return Towers(size, frames)
 
 
-def squared(video, text, *, mask, valid, same_text, strength: float = 1.0):
+def squared(video, text, *, mask, valid, text_ids, strength: float = 1.0):
     """A loss of one\'s own: captions beside their own video, nothing else."""
     return strength * (video[:, None] - text.view(len(video), -1, video.shape[1]))[valid].pow(2).mean()
 '''

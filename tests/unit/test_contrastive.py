@@ -7,7 +7,7 @@ from torch import nn
 from twinreel import losses
 from twinreel.data.clip import Batch
 from twinreel.models import create_model
-from twinreel.tasks import Contrastive
+from twinreel.tasks import Contrastive, PairFacts
 from twinreel.text import Vocabulary
 
 
@@ -55,9 +55,58 @@ def test_captions_without_a_known_word_and_unreadable_rows_take_no_part(model):
     known = torch.tensor([[True, False], [True, True], [False, False], [True, False]])
     expected = losses.milnce(
         model.encode_video(video), model.encode_text(tokens), mask=known, valid=given.valid,
-        same_text=losses.equal_texts(captions, known),
+        text_ids=losses.text_ids(captions),
     )  # fmt: skip
     assert torch.allclose(loss, expected)
+
+
+def test_equal_captions_of_two_clips_are_no_negatives(model):
+    def loss(*captions):
+        model.eval()
+        given = batch([[text] for text in captions], [[True]] * 3, [True] * 3)
+        return Contrastive(loss=losses.milnce).compute_loss(model, video, given)[0]
+
+    video = torch.rand(3, 3, 8, 56, 56)
+    scores = model.encode_video(video) @ model.encode_text(["red ball", "cat", "red ball"]).T
+    scores[0, 2] = scores[2, 0] = -torch.inf
+    expected = ((torch.cat([scores, scores.T.masked_fill(torch.eye(3).bool(), -torch.inf)], 1)).logsumexp(1)
+                - scores.diag()).mean()  # fmt: skip
+    assert torch.allclose(loss("red ball", "cat", "Red  ball "), expected)
+
+
+def test_a_loss_gets_what_it_takes_and_shares_add_up_either_way():
+    facts = PairFacts(torch.tensor([True, True, False]), torch.ones(3, 2).bool(), torch.arange(6).view(3, 2))
+    video, text = torch.randn(3, 4), torch.randn(6, 4)
+
+    def knows_own(video, text, *, mask, valid, own=None, text_ids=None, negative_seed=0):
+        told.append((own, text_ids, negative_seed))
+        terms = video.sum(1) * valid
+        return (terms if own is None else terms[own]).sum() / valid.sum()
+
+    def knows_nothing(video, text, *, mask, valid):
+        return (video.sum(1) * valid).sum() / valid.sum()
+
+    told = []
+    pieces = [torch.tensor([0, 2]), torch.tensor([1])]
+    for loss in (knows_own, knows_nothing):
+        task = Contrastive(loss=loss, num_candidates=2)
+        whole = task.share(video, text, facts, negative_seed=7)
+        shares = [task.share(video, text, facts, own=own, negative_seed=7, num_processes=2) for own in pieces]
+        assert torch.allclose(sum(shares), whole) and torch.allclose(whole, video[:2].sum() / 2)
+    assert torch.equal(shares[0], shares[1])  # who knows no `own` computes the whole, and each process half of it
+    assert [own if own is None else own.tolist() for own, _, _ in told] == [None, [0, 2], [1]]
+    assert all(ids.tolist() == list(range(6)) and seed == 7 for _, ids, seed in told)
+
+
+def test_facts_travel_as_numbers():
+    valid, mask = torch.tensor([True, False]), torch.tensor([[True, False, False], [False, True, True]])
+    facts = PairFacts(valid, mask, losses.text_ids([["a", "b", "c"], ["d", "e", "f"]]).view(2, 3))
+    packed = facts.pack()
+    assert packed.dtype == torch.int64 and packed.shape == (2, 7)
+    for one, other in zip(PairFacts.unpack(torch.cat([packed, packed])), facts, strict=True):
+        assert torch.equal(one, torch.cat([other, other])) and one.dtype == other.dtype
+    assert facts._replace(mask=mask & False).usable.tolist() == [False, False]
+    assert facts._replace(valid=~valid).usable.tolist() == [False, True]
 
 
 def test_the_loss_is_float32_under_autocast(model):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from twinreel.data.clip import Batch, Caption, Clip, Fault, Sample
+from twinreel.data.clip import Caption, Clip, Fault, Sample
 from twinreel.data.dataset import (
     ClipDataset,
     TrainingRules,
@@ -190,21 +190,18 @@ def test_read_clip_is_what_evaluation_sees(video):
         read_clip(video, PREP, start_seconds=6.5)
 
 
-def batch_of(failed, size=10):
+def ten_samples(failed):
+    """Flags and faults of 10 samples, the first `failed` of which could not be read."""
     faults = [Fault(id=f"bad{i}", video="v", reason=f"reason {i}") for i in range(failed)]
-    valid = torch.tensor([i >= failed for i in range(size)])
-    return Batch(
-        ids=[str(i) for i in range(size)], frames=torch.zeros(size, 1), pts_seconds=torch.zeros(size, 1),
-        flip=valid, valid=valid, captions=[], caption_mask=valid, labels=[], repeated_frames=0, faults=faults,
-    )  # fmt: skip
+    return [i >= failed for i in range(10)], faults
 
 
 def test_faults_are_written_with_reason_and_stop_a_run_that_has_too_many(tmp_path):
     log = FaultLog(tmp_path / "faults.jsonl", 0.05, num_rows=10_000)
     for step in range(50):
-        log.record(batch_of(1), step)  # 10 %, but fewer than 5 % of 1 000 so far
+        log.record(*ten_samples(1), step)  # 10 %, but fewer than 5 % of 1 000 so far
     with pytest.raises(TrainingError, match=r"51 of the last 510 samples (?s:.*)reason 0"):
-        log.record(batch_of(1), 50)
+        log.record(*ten_samples(1), 50)
     lines = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]
     assert len(lines) == log.total == 51
     assert lines[0] == {"step": 0, "id": "bad0", "video": "v", "reason": "reason 0"}
@@ -213,11 +210,11 @@ def test_faults_are_written_with_reason_and_stop_a_run_that_has_too_many(tmp_pat
 def test_few_faults_do_not_stop_a_run_and_a_small_collection_is_judged_by_its_size(tmp_path):
     log = FaultLog(None, 0.05, num_rows=10_000)
     for step in range(300):
-        log.record(batch_of(step % 3 == 0), step)  # 3.3 %
+        log.record(*ten_samples(step % 3 == 0), step)  # 3.3 %
     small = FaultLog(None, 0.05, num_rows=20)
-    small.record(batch_of(1), 0)  # 1 of 20
+    small.record(*ten_samples(1), 0)  # 1 of 20
     with pytest.raises(TrainingError):
-        small.record(batch_of(1), 1)
+        small.record(*ten_samples(1), 1)
 
 
 def test_missing_files_stop_a_run_before_it_starts_only_above_the_limit(tmp_path):

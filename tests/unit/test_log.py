@@ -10,29 +10,10 @@ import pytest
 import torch
 
 from twinreel import log as log_module
-from twinreel.data.clip import Batch
 from twinreel.errors import ConfigError
 from twinreel.log import Meter, Progress, RunLog, format_seconds, peak_memory_gb
 
 CPU = torch.device("cpu")
-
-
-def batch(clips, candidates=2, masked=0, waited=0.0):
-    mask = torch.ones(clips, candidates, dtype=torch.bool)
-    mask.view(-1)[:masked] = False
-    return Batch(
-        ids=[f"v{i}" for i in range(clips)],
-        frames=torch.zeros(clips, 1, 1, 1, 3, dtype=torch.uint8),
-        pts_seconds=torch.zeros(clips, 1),
-        flip=torch.zeros(clips, dtype=torch.bool),
-        valid=torch.ones(clips, dtype=torch.bool),
-        captions=[[""] * candidates] * clips,
-        caption_mask=mask,
-        labels=[()] * clips,
-        repeated_frames=0,
-        faults=[],
-        wait_seconds=waited,
-    )
 
 
 @pytest.mark.parametrize(
@@ -211,23 +192,23 @@ def test_a_line_longer_than_the_terminal_is_cut_because_a_wrapped_one_cannot_be_
 
 def test_the_meter_divides_by_what_really_passed():
     meter = Meter(CPU)
-    meter.add(2.0, 1.0, [batch(3, masked=1, waited=0.5), batch(3, waited=0.5)], 2.0)
-    meter.add(4.0, 3.0, [batch(6, masked=2, waited=1.0)], 4.0)
-    meter.add(None, math.inf, [batch(6)], 2.0)  # no usable sample, or a step that fp16 skipped
+    meter.add(2.0, 1.0, clips=6, captions=12, masked=1, waited=1.0, seconds=2.0)
+    meter.add(4.0, 3.0, clips=6, captions=12, masked=2, waited=1.0, seconds=4.0)
+    meter.add(None, math.inf, clips=6, captions=12, masked=0, waited=0.0, seconds=2.0)  # no usable sample, or a step that fp16 skipped
     values = meter.take(0.25)
     assert values["loss"] == 3.0 and values["gradient_norm"] == 2.0 and values["learning_rate"] == 0.25
     assert values["clips_per_second"] == pytest.approx(18 / 8)
     assert values["waiting_share"] == pytest.approx(2 / 6)  # of the computing time, not of the whole
     assert values["masked_captions"] == pytest.approx(3 / 36)
     assert values["memory_gb"] > 0
-    meter.add(1.0, 5.0, [batch(2)], 1.0)
+    meter.add(1.0, 5.0, clips=2, captions=4, masked=0, waited=0.0, seconds=1.0)
     again = meter.take(0.1)
     assert (again["loss"], again["clips_per_second"], again["waiting_share"], again["masked_captions"]) == (1, 2, 0, 0)
 
 
 def test_the_meter_has_no_loss_where_there_was_none():
     meter = Meter(CPU)
-    meter.add(None, math.nan, [batch(2)], 1.0)
+    meter.add(None, math.nan, clips=2, captions=4, masked=0, waited=0.0, seconds=1.0)
     values = meter.take(0.1)
     assert math.isnan(values["loss"]) and math.isnan(values["gradient_norm"]) and values["clips_per_second"] == 2
 
@@ -235,10 +216,11 @@ def test_the_meter_has_no_loss_where_there_was_none():
 def test_the_progress_line_has_the_speed_and_the_time_left_of_the_last_steps():
     meter = Meter(CPU)
     for _ in range(30):
-        meter.add(9.0, 1.0, [batch(10)], 100.0)  # long ago: none of it counts any more
+        # long ago: none of it counts any more
+        meter.add(9.0, 1.0, clips=10, captions=10, masked=0, waited=0.0, seconds=100.0)
     meter.take(0.1)
     for _ in range(20):
-        meter.add(1.5, 1.0, [batch(10, waited=0.4)], 2.0)
+        meter.add(1.5, 1.0, clips=10, captions=10, masked=0, waited=0.4, seconds=2.0)
     line = meter.line(step=50, total_steps=140, learning_rate=0.002)
     assert line.startswith("step 50/140  loss 1.500  lr 2.00e-03  5 clips/s  waiting 25%  peak ")
     assert line.endswith(f"peak {peak_memory_gb(CPU):.1f} GB  left 3m00s")

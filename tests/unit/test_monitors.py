@@ -155,6 +155,7 @@ def test_precision_and_autocast_of_the_caller_do_not_matter():
     videos, texts = videos.bfloat16(), texts.bfloat16()
     want = statistics(videos.float(), texts.float(), mask, valid)
     videos.requires_grad_()
+    texts.requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert statistics(videos, texts, mask, valid) == want
 
@@ -242,10 +243,10 @@ def test_every_remedy_is_a_key_of_the_recipe(key, settings, values, words):
     ("settings", "values"),
     [
         ({}, {}),
-        ({"temperature": 0.05}, {"logit_scale": float(torch.tensor(20.0))}),
+        ({"temperature": 0.05}, {}),
         ({"temperature": 0.2}, {}),
-        (LEARNED, {"logit_scale": float(torch.tensor(math.log(1 / 0.2)).exp())}),
-        (LEARNED, {"logit_scale": float(torch.tensor(math.log(1 / 0.05)).exp())}),
+        (LEARNED, {"logit_scale": float(np.nextafter(np.float32(5), np.float32(0)))}),
+        (LEARNED, {"logit_scale": float(np.nextafter(np.float32(20), np.float32(30)))}),
         (LEARNED, {"logit_scale": math.nan}),
         (PLAIN, {"logit_scale": 1.0}),
         (LEARNED | {"normalize": False}, {"logit_scale": None}),
@@ -279,6 +280,7 @@ def test_fresh_towers_are_given_the_steps_of_patience(values):
     assert look(times=10, first=5, **values) == []  # steps 5 to 95
     assert look(times=1, first=99, **values) == []
     assert len(look(times=11, first=5, **values)) == 1  # step 105: past it
+    assert len(look(times=5, first=60, **values)) == 1  # step 100: just there
 
 
 def test_all_illnesses_are_said_side_by_side():
@@ -311,6 +313,7 @@ def test_what_is_missing_or_not_finite_is_passed_over(value):
             watcher.look(step, {})
             watcher.look(step, dict.fromkeys(HEALTHY, value))
         assert said == []
+    watcher.look(1000, {"logit_scale": -1.0})
     watcher.look(1000, {"logit_scale": 0.0, "similarity_spread": 0.0})
     assert [key for key, _ in said] == ["similarity"]
 

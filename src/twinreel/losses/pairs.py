@@ -160,7 +160,7 @@ def binary_nce(
     temperature: float | Tensor = 0.07,
     negative_seed: int = 0,
 ) -> Tensor:
-    """Binary NCE: whether a video and a caption belong together, decided for each pair alone.
+    """Binary noise contrast: whether a video and a caption belong together, decided for each pair alone.
 
     With `x[i, j]` the cosine of video i and caption j over the temperature, the loss of clip i is
 

@@ -1,0 +1,249 @@
+"""A step of a run once more, on one process: its very batch, and what each clip adds to the loss."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from twinreel.assembly import pick_device, refuse_idle_overrides
+from twinreel.audit import NON_FINITE
+from twinreel.checkpoint import find_checkpoint, list_checkpoints
+from twinreel.data.clip import Batch
+from twinreel.data.dataset import ClipDataset
+from twinreel.data.loader import load_batches
+from twinreel.data.plan import Shares
+from twinreel.errors import CheckpointError, ConfigError
+from twinreel.gradients import Compared, GradientStep, StepResult, finish
+from twinreel.guards import repeatable_kernels
+from twinreel.parts import Parts, build_parts, training_rules
+from twinreel.recipe import Recipe, load_recipe
+
+__all__ = ["Replay", "Term", "replay"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """What one clip of the global batch adds to the loss; `loss` is None for one that takes no part."""
+
+    position: int
+    id: str
+    video: str
+    loss: float | None
+    video_norm: float
+    text_norms: list[float]
+    captions: list[str]
+    masked: list[bool]
+    fault: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """A step, replayed. `weights_of_step` is `step - 1` if the run kept just those weights."""
+
+    step: int
+    weights_of_step: int
+    loss: float
+    gradient_norm: float
+    terms: list[Term]
+    bad_gradients: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Ready for `json.dumps`; numbers that are not finite as text."""
+        return {name: _jsonable(value) for name, value in asdict(self).items()}
+
+    def to_table(self) -> str:
+        """A line a clip, the worst first."""
+        lines = [
+            f"step {self.step}, weights of step {self.weights_of_step}: loss {self.loss:.6g}, "
+            f"gradient norm {self.gradient_norm:.6g}",
+            *(f"note: {note}" for note in self.notes),
+            f"{'at':>5} {'loss term':>11} {'|video|':>9} {'|text|':>9}  clip, captions",
+        ]
+        for term in sorted(self.terms, key=_badness):
+            loss = "masked" if term.loss is None else f"{term.loss:.6g}"
+            text = max(term.text_norms, key=lambda norm: math.inf if math.isnan(norm) else norm)
+            said = " | ".join(caption for caption, hidden in zip(term.captions, term.masked, strict=True) if not hidden)
+            lines.append(
+                f"{term.position:5} {loss:>11} {term.video_norm:9.3g} {text:9.3g}  {term.id}: {term.fault or said[:80]}"
+            )
+        if self.bad_gradients:
+            lines.append(f"gradients that are not finite: {', '.join(self.bad_gradients[:8])}")
+        return "\n".join(lines)
+
+
+def replay(run: str | Path, step: int, overrides: Sequence[str] = ()) -> Replay:
+    """Rebuild the global batch of a step in one process, forward and backward, and take its loss apart.
+
+    The batch is cut into the pieces that the run's processes had, each with its dropout, so the numbers are those of
+    the run (to rounding, where it had several processes). Weights are those before the step where a checkpoint or a
+    non-finite stop kept them, else those of the nearest checkpoint before, which is said.
+
+    Args:
+        run: a run folder.
+        step: from 1, as the log counts.
+        overrides: `data.root=...` and others that do not change what is computed.
+
+    Raises:
+        ConfigError, CheckpointError: no such step, no weights before it.
+    """
+    folder = Path(run)
+    if not (folder / "recipe.yaml").is_file():
+        raise CheckpointError(f"{folder}: not a run folder (no recipe.yaml); give what `twinreel train --out` wrote")
+    refuse_idle_overrides(folder, overrides)
+    recipe = load_recipe(folder / "recipe.yaml", overrides)
+    weights_of, checkpoint = _weights_before(folder, step)
+    processes = _processes_at(folder, step)
+    shares = Shares.cut(recipe.train.global_batch_size, processes, recipe.train.micro_batch_size)
+    alone = recipe.model_copy(update={"train": recipe.train.model_copy(update={"micro_batch_size": None})})
+    parts = build_parts(alone, pick_device(recipe.train.device), checkpoint)
+    if not 1 <= step <= parts.total_steps:
+        raise ConfigError(f"--step {step}: the run has steps 1 to {parts.total_steps}")
+    batches = _read(recipe, parts, shares, step - 1)
+    with repeatable_kernels(recipe, parts.device):
+        result = _gradient(recipe, parts, shares, batches, step - 1)
+    gradients = {n: p.grad for n, p in parts.embedder.named_parameters() if p.grad is not None}
+    return Replay(
+        step=step,
+        weights_of_step=weights_of,
+        loss=result.mean_loss if result.mean_loss is not None else math.nan,
+        gradient_norm=torch.nn.utils.get_total_norm(list(gradients.values())).item(),
+        terms=_terms(parts, result, batches),
+        bad_gradients=[name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())],
+        notes=_notes(folder, step, weights_of, processes, result),
+    )
+
+
+def _weights_before(folder: Path, step: int) -> tuple[int, Path | None]:
+    """The step whose weights are taken, and their checkpoint; none for a run's own start."""
+    for place in (folder / NON_FINITE, folder):
+        exact = place / "checkpoints" / f"step_{step - 1:07d}"
+        if exact.is_dir():
+            return step - 1, find_checkpoint(place, exact.name)[0]
+    before = [int(item.name.removeprefix("step_")) for item in list_checkpoints(folder)]
+    usable = [number for number in before if number < step]
+    if not usable:
+        return 0, None  # the seed gives the start weights again
+    return usable[-1], find_checkpoint(folder, f"step_{usable[-1]}")[0]
+
+
+def _processes_at(folder: Path, step: int) -> int:
+    """How many processes the run had at a step."""
+    starts = [line for line in _metrics(folder) if line["kind"] == "start" and line["step"] < step]
+    return int(starts[-1]["processes"]) if starts else 1
+
+
+def _metrics(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
+    return [json.loads(line) for line in lines if line]
+
+
+def _read(recipe: Recipe, parts: Parts, shares: Shares, step: int) -> list[Batch]:
+    keys = parts.plan.batch(step)
+    pieces = [keys[own.start : own.stop] for everyone in shares.positions for own in everyone]
+    dataset = ClipDataset(parts.rows, training_rules(recipe, parts.model))
+    return list(load_batches(dataset, pieces, num_workers=0))
+
+
+def _gradient(recipe: Recipe, parts: Parts, shares: Shares, batches: Sequence[Batch], step: int) -> StepResult:
+    """As the run's processes did it, a piece at a time; each group of pieces shares its negatives."""
+    parts.train_mode()
+    parts.optimizer.zero_grad(set_to_none=True)
+    processes = shares.num_processes
+    groups = [shares.positions[i : i + 1] for i in range(shares.num_micro_batches)]
+    if recipe.train.cached_negatives:
+        groups = [shares.positions]
+    seen: list[Compared] = []
+    for number, group in enumerate(groups):
+        pieces = [own for everyone in group for own in everyone]
+        parts.shares = Shares(positions=[[own] for own in pieces])
+        first = number * processes
+        some = batches[first : first + len(pieces)]
+        seen += GradientStep(parts, recipe, some, step, group=number, first_piece=first).cached()
+    return finish(parts, recipe, seen)
+
+
+def _terms(parts: Parts, result: StepResult, batches: Sequence[Batch]) -> list[Term]:
+    at = 0
+    described: dict[int, tuple[str, list[str], str | None]] = {}
+    for batch in batches:
+        faults = {fault.id: fault.reason for fault in batch.faults}
+        for sample, captions in zip(batch.ids, batch.captions, strict=True):
+            described[at] = (sample, captions, faults.get(sample))
+            at += 1
+    videos = {row.id: row.video for row in parts.rows}
+    terms = []
+    for seen in result.compared:
+        for index, position in enumerate(seen.positions):
+            sample, captions, fault = described[position]
+            mask = seen.facts.mask[index].tolist()
+            terms.append(
+                Term(
+                    position=position,
+                    id=sample,
+                    video=videos[sample],
+                    loss=_term(parts, seen, index),
+                    video_norm=seen.video[index].norm().item(),
+                    text_norms=seen.text.view(len(seen.video), len(captions), -1)[index].norm(dim=1).tolist(),
+                    captions=captions,
+                    masked=[not real for real in mask],
+                    fault=fault,
+                )
+            )
+    return terms
+
+
+@torch.no_grad()
+def _term(parts: Parts, seen: Compared, index: int) -> float | None:
+    """A clip's own term; None if it has none, or the loss is a user's that cannot be taken apart."""
+    if not bool(seen.facts.usable[index]) or "own" not in parts.task.takes:
+        return None
+    share = parts.task.share(
+        seen.video,
+        seen.text,
+        seen.facts,
+        own=torch.tensor([index]),
+        log_scale=parts.task.log_scale,
+        negative_seed=seen.negative_seed,
+    )
+    return float(share) * seen.usable
+
+
+def _notes(folder: Path, step: int, weights_of: int, processes: int, result: StepResult) -> list[str]:
+    notes = []
+    if weights_of != step - 1:
+        notes.append(
+            f"the batch is that of step {step}, but the run kept no weights of step {step - 1}: these are of step "
+            f"{weights_of}"
+        )
+    if processes > 1:
+        notes.append(f"the run had {processes} processes: equal to rounding, not bit for bit")
+    notes += [
+        f"metrics.jsonl has a mean loss of {line['loss']} in the line of this step"
+        for line in _metrics(folder)
+        if line["kind"] == "train" and line["step"] == step
+    ]
+    if not result.rows:
+        notes.append("no clip of this batch can be used")
+    return notes
+
+
+def _badness(term: Term) -> tuple[bool, float]:
+    if term.loss is None:
+        return True, 0.0
+    return False, -term.loss if math.isfinite(term.loss) else -math.inf
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _jsonable(item) for key, item in value.items()}
+    return [_jsonable(item) for item in value] if isinstance(value, list) else value
