@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from twinreel import losses
-from twinreel.checkpoint import find_checkpoint, read_model_json, read_task_weights, read_weights
+from twinreel.checkpoint import find_checkpoint, read_model_json, read_task_weights, read_weights, weights_file
 from twinreel.config import import_function
 from twinreel.data.clip import Clip
 from twinreel.data.plan import keyed_seed
@@ -205,6 +205,11 @@ class Run:
     recipe: Recipe
     model: nn.Module
     task: Contrastive
+
+    @property
+    def averaged(self) -> bool:
+        """Whether the model has averaged weights."""
+        return weights_file(self.checkpoint, averaged=True) != weights_file(self.checkpoint)
 
 
 def load_run(folder: str | Path, checkpoint: str | None = None, overrides: Sequence[str] = ()) -> Run:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,6 +23,7 @@ from twinreel.errors import ConfigError, TrainingError, TwinreelError
 
 __all__ = [
     "World",
+    "alike",
     "average_statistics",
     "exchange",
     "gather_objects",
@@ -35,6 +38,7 @@ __all__ = [
 T = TypeVar("T")
 
 START_TIMEOUT = timedelta(minutes=10)
+START_PATIENCE = 20.0  # seconds until a process says for whom it waits
 # How gloo, NCCL and their store say that somebody else is gone.
 LOST = ("Connection closed by peer", "Connection reset by peer", "/gloo/", "NCCL", "process group")
 
@@ -74,15 +78,25 @@ def process_group(device: torch.device) -> Iterator[World]:
     rank, place = int(os.environ["RANK"]), f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    host = socket.gethostname()
+    late = threading.Timer(
+        START_PATIENCE,
+        print,
+        [f"process {rank} of {size} on {host}: still waiting for the others at {place}"],
+        {"file": sys.stderr, "flush": True},
+    )
+    late.start()
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=START_TIMEOUT, rank=rank, world_size=size
         )
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"process {rank} of {size} on {socket.gethostname()} could not join the others at {place}: {error}. Look "
+            f"process {rank} of {size} on {host} could not join the others at {place}: {error}. Look "
             "at docs/many-machines.md: every machine needs the same torchrun line, and must reach that address"
         ) from error
+    finally:
+        late.cancel()
     try:
         with _lost_contact(rank, size):
             yield world()
@@ -126,6 +140,16 @@ def exchange(values: Sequence[float]) -> Tensor:
     everyone = [torch.empty_like(own) for _ in range(size)]
     dist.all_gather(everyone, own)
     return torch.stack(everyone)
+
+
+@contextmanager
+def alike() -> Iterator[None]:
+    """What is raised inside is raised by all processes alike: the main one speaks for all."""
+    try:
+        yield
+    except TwinreelError as error:
+        error.speaker = "main"
+        raise
 
 
 @contextmanager

@@ -52,8 +52,9 @@ class Report:
             "faults": [asdict(fault) for fault in self.faults],
         }
 
-    def placed(self, recipe: Recipe, section: EvalSection, checkpoint: str) -> Report:
+    def placed(self, recipe: Recipe, section: EvalSection, checkpoint: str, *, averaged: bool) -> Report:
         """The same with what was judged, and on what, in the protocol."""
+        checkpoint += " (averaged weights)" if averaged else ""
         source = section.manifest or section.source or recipe.data.manifest or recipe.data.source
         named = ", ".join(source) if isinstance(source, tuple) else source
         head = {"source": named, "split": section.split or "all"}
@@ -344,6 +345,7 @@ def _pooled_ranks(
     return torch.cat(ranks)
 
 
+@torch.no_grad()
 def _validation_loss(task: Contrastive, gallery: Gallery, texts: Tensor, videos: Tensor, batch_size: int) -> float:
     """The task's loss with one caption a video, in blocks of the training batch size."""
     caption_of: dict[int, int] = {}
@@ -404,7 +406,9 @@ def evaluate(
             loss_batch_size=loaded.recipe.train.global_batch_size,
             report=report,
         )  # fmt: skip
-    return result.placed(loaded.recipe, section, f"{loaded.folder.name}/{loaded.checkpoint.name}")
+    return result.placed(
+        loaded.recipe, section, f"{loaded.folder.name}/{loaded.checkpoint.name}", averaged=loaded.averaged
+    )
 
 
 def _section(

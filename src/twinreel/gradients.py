@@ -82,9 +82,9 @@ class StepResult:
 
     def valid(self) -> list[bool]:
         """Which clips of the global batch could be read, in its order."""
-        flags = {
-            at: bool(ok) for seen in self.compared for at, ok in zip(seen.positions, seen.facts.valid, strict=True)
-        }
+        flags: dict[int, bool] = {}
+        for seen in self.compared:
+            flags |= dict(zip(seen.positions, seen.facts.valid.tolist(), strict=True))
         return [flags[position] for position in sorted(flags)]
 
 

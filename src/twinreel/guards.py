@@ -64,20 +64,26 @@ def out_of_memory_ladder(recipe: Recipe, device: torch.device, clips_at_once: in
 
 @dataclass(slots=True)
 class Signals:
-    """What signals have asked for so far: to stop (its name), to save and go on."""
+    """What signals ask for: to stop, or to save and go on.
+
+    `stop` (the signal's name) and `save` are what all processes have agreed on; a signal that comes while they do is
+    told the next time.
+    """
 
     stop: str | None = None
     save: bool = False
+    asked_stop: str | None = None
+    asked_save: bool = False
 
-    def code(self) -> tuple[float, float]:
-        """As two numbers, for the other processes."""
-        return float(signal.Signals[self.stop] if self.stop else 0), float(self.save)
+    def told(self) -> tuple[float, float]:
+        """What this process was asked for since it was told last, as two numbers for the others."""
+        save, self.asked_save = self.asked_save, False
+        return float(signal.Signals[self.asked_stop] if self.asked_stop else 0), float(save)
 
-    def agree(self, codes: Tensor) -> None:
+    def agree(self, told: Tensor) -> None:
         """Take over what any process was asked for: (processes, 2)."""
-        number, save = int(codes[:, 0].max()), bool(codes[:, 1].any())
+        number, self.save = int(told[:, 0].max()), bool(told[:, 1].any())
         self.stop = signal.Signals(number).name if number else None
-        self.save = save
 
 
 @contextmanager
@@ -90,11 +96,11 @@ def watched_signals() -> Iterator[Signals]:
 
     def ask(number: int, frame: object) -> None:
         if number == signal.SIGUSR1:
-            asked.save = True
-        elif asked.stop and number == signal.SIGINT:
+            asked.asked_save = True
+        elif asked.asked_stop and number == signal.SIGINT:
             raise KeyboardInterrupt  # the second Ctrl-C means now
         else:
-            asked.stop = signal.Signals(number).name
+            asked.asked_stop = signal.Signals(number).name
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     try:

@@ -171,9 +171,10 @@ class Monitor:
             "temperature": self._temperature_unsafe(seen),
             "normalize": self._not_normalized(seen),
             "loss_scale": _loss_scale_underflow(seen),
-            "waiting": self._waiting(seen),
             "masked_captions": _captions_masked(seen),
         }
+        if len(self._losses) > 1:  # in the first line readers are still starting
+            findings["waiting"] = self._waiting(seen)
         if step >= self.patience_steps:
             findings["collapse"] = self._collapse(seen)
             findings["similarity"] = _similarity_constant(seen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from twinreel.data.loader import refuse_missing_files
 from twinreel.data.manifest import missing_videos
 from twinreel.data.plan import Plan, Shares
 from twinreel.distributed import together, world
-from twinreel.errors import ConfigError, DataError
+from twinreel.errors import CheckpointError, ConfigError, DataError
 from twinreel.evaluation import build_gallery
 from twinreel.models.training_modes import apply_batch_norm, batch_norms, checkpoint_activations
 from twinreel.optim import (
@@ -42,7 +43,7 @@ from twinreel.optim import (
 from twinreel.recipe import Recipe
 from twinreel.tasks import Contrastive, Embedder
 
-__all__ = ["Parts", "build_parts", "learning_rate", "start_line", "training_rules"]
+__all__ = ["Parts", "build_parts", "compared_clips", "learning_rate", "num_negatives", "start_line", "training_rules"]
 
 FEW_NEGATIVES = 32
 
@@ -103,6 +104,11 @@ def build_parts(recipe: Recipe, device: torch.device, checkpoint: Path | None = 
 def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Parts:
     train, optim = recipe.train, recipe.optim
     shares = Shares.cut(train.global_batch_size, world().size, train.micro_batch_size)
+    if checkpoint is not None and not checkpoint.is_dir():
+        raise CheckpointError(
+            f"{checkpoint} cannot be seen from {socket.gethostname()}: the run folder must be on storage that all "
+            "machines share"
+        )
     rows = training_rows(recipe)
     eval_rows = _checked_evaluation_rows(recipe) if evaluates(recipe) else []
     missing = refuse_missing_files(rows, recipe.data.max_faults)
@@ -126,8 +132,9 @@ def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Par
     task.to(device)
     if train.channels_last:
         _channels_last(model)
+    apply_batch_norm(model, train.batch_norm, device, world().size)
     idle = freeze(model, recipe.model.freeze)
-    norms = _batch_norms(model, recipe, device, idle)
+    norms = _learning_norms(model, recipe, idle)
     if train.activation_checkpointing:
         checkpoint_activations(model)
     embedder = Embedder(model, task)
@@ -203,14 +210,13 @@ def _channels_last(model: nn.Module) -> None:
             parameter.data = parameter.data.to(memory_format=torch.channels_last_3d)
 
 
-def _batch_norms(model: nn.Module, recipe: Recipe, device: torch.device, idle: list[nn.Module]) -> list[nn.Module]:
-    """Set the batch norms' mode; returns those that learn statistics and adds the others to `idle`.
+def _learning_norms(model: nn.Module, recipe: Recipe, idle: list[nn.Module]) -> list[nn.Module]:
+    """The batch norms that learn statistics; others are added to `idle`.
 
     Raises:
-        ConfigError: the mode does not go with the device or with cached negatives.
+        ConfigError: their mode does not go with cached negatives.
     """
     mode = recipe.train.batch_norm
-    apply_batch_norm(model, mode, device, world().size)
     if mode == "frozen":
         idle += batch_norms(model)
     still = {id(norm) for module in idle for norm in batch_norms(module)}
@@ -251,12 +257,18 @@ def learning_rate(recipe: Recipe, parts: Parts, step: int) -> float:
     )
 
 
+def compared_clips(recipe: Recipe, parts: Parts) -> int:
+    """Clips that one loss sees: of the micro-batch in all processes, or of the global batch if negatives are cached."""
+    if recipe.train.cached_negatives:
+        return recipe.train.global_batch_size
+    return min(sum(map(len, everyone)) for everyone in parts.shares.positions)
+
+
 def num_negatives(recipe: Recipe, parts: Parts) -> int:
     """Wrong captions a clip is compared with."""
-    clips = recipe.train.global_batch_size
-    if not recipe.train.cached_negatives:
-        clips = min(sum(map(len, everyone)) for everyone in parts.shares.positions)
-    return recipe.task.num_candidates * (clips - 1)
+    there = recipe.task.num_candidates * (compared_clips(recipe, parts) - 1)
+    drawn = parts.task.drawn_negatives
+    return there if drawn is None else min(there, drawn)
 
 
 def start_line(recipe: Recipe, parts: Parts, step: int) -> str:

@@ -25,14 +25,32 @@ from twinreel.checkpoint import load_training_state, prune_checkpoints, read_wei
 from twinreel.data.clip import Batch, Clip, Fault
 from twinreel.data.dataset import ClipDataset
 from twinreel.data.loader import FaultLog, load_batches
-from twinreel.distributed import average_statistics, exchange, gather_objects, on_main, process_group, together, world
+from twinreel.distributed import (
+    alike,
+    average_statistics,
+    exchange,
+    gather_objects,
+    on_main,
+    process_group,
+    together,
+    world,
+)
 from twinreel.errors import CheckpointError
 from twinreel.evaluation import Report, evaluate_retrieval
 from twinreel.gradients import StepResult, global_gradient
 from twinreel.guards import Signals, half_on_cpu, out_of_memory_ladder, repeatable_kernels, watched_signals
 from twinreel.log import Meter, RunLog, format_seconds
 from twinreel.monitors import Monitor, embedding_statistics
-from twinreel.parts import FEW_NEGATIVES, Parts, build_parts, learning_rate, num_negatives, start_line, training_rules
+from twinreel.parts import (
+    FEW_NEGATIVES,
+    Parts,
+    build_parts,
+    compared_clips,
+    learning_rate,
+    num_negatives,
+    start_line,
+    training_rules,
+)
 from twinreel.recipe import Recipe, cadence_steps
 from twinreel.run_folder import LOCK_WAIT_SECONDS, locked, open_run, write_run_files
 
@@ -139,10 +157,11 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
                 group["lr"] = group["base_learning_rate"] * factor
             micro_batches = list(islice(batches, parts.shares.num_micro_batches))
             result = _gradient(run, parts, recipe, micro_batches, state, signals)
-            if state.step == first_step:
-                check_shares(parts, result)
-            norm = _step(run, parts, recipe, result, state, log)
-            _note_faults(faults, parts, micro_batches, result, state.step + 1, log)
+            with alike():
+                if state.step == first_step:
+                    check_shares(parts, result)
+                norm = _step(run, parts, recipe, result, state, log)
+                _note_faults(faults, parts, micro_batches, result, state.step + 1, log)
             state.step += 1
             state.repeated_frames += result.repeated_frames
             state.faults = faults.state()
@@ -155,7 +174,8 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
             rate = max(group["lr"] for group in parts.optimizer.param_groups)
             log.show_progress(meter.line(state.step, parts.total_steps, rate))
             if state.step % recipe.train.log_every == 0 or state.step == parts.total_steps:
-                check_equal_weights(parts, state.step)
+                with alike():
+                    check_equal_weights(parts, state.step)
                 values = meter.take(rate) | {"faults": faults.total} | state.counters() | _health(parts, result)
                 log.record("train", state.step, values)
                 monitor.look(state.step, values)
@@ -166,7 +186,6 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
                 saved = _save(run, recipe, parts, state)  # before evaluation: that may fail
             if signals.save:
                 log.say(f"step {state.step}: saved, because of SIGUSR1")
-                signals.save = False
             if eval_due:
                 report = _judge(run, recipe, parts, state, log)
 
@@ -280,15 +299,17 @@ def _say_what_will_happen(recipe: Recipe, parts: Parts, state: State, log: RunLo
         log.warn(f"not in the vocabulary, and a fault when it is drawn: {fault.reason}")
     log.say(start_line(recipe, parts, state.step))
     negatives = num_negatives(recipe, parts)
-    if negatives < FEW_NEGATIVES:
+    if negatives < FEW_NEGATIVES and parts.task.drawn_negatives is None:
+        split = parts.shares.num_micro_batches > 1 and not recipe.train.cached_negatives
+        other = ", train.micro_batch_size, or set train.cached_negatives=true" if split else ""
         log.warn(
-            f"only {negatives} negative captions a clip, of {FEW_NEGATIVES} or more that a contrastive loss needs to "
-            "learn well: raise train.global_batch_size, or train.micro_batch_size, or set train.cached_negatives=true"
+            f"only {negatives} negative captions a clip; a contrastive loss learns little from fewer than "
+            f"{FEW_NEGATIVES}: raise train.global_batch_size{other}"
         )
 
 
 def _monitor(recipe: Recipe, parts: Parts, log: RunLog) -> Monitor:
-    clips = num_negatives(recipe, parts) // recipe.task.num_candidates + 1
+    clips = compared_clips(recipe, parts)
     monitor = Monitor(
         lambda text, key: log.warn(text, once=key),
         normalize=parts.task.normalize,
@@ -325,14 +346,15 @@ def _gradient(
         result = global_gradient(parts, recipe, micro_batches, state.step)
     repeated = sum(batch.repeated_frames for batch in micro_batches)
     waited = sum(batch.wait_seconds for batch in micro_batches)
-    told = exchange([result.loss, repeated, waited, *signals.code()])
+    told = exchange([result.loss, repeated, waited, *signals.told()])
     result.loss = float(told[:, 0].sum())
     result.repeated_frames, result.waited = int(told[:, 1].sum()), float(told[:, 2].max())  # the slowest decides
     signals.agree(told[:, 3:])
     if not math.isfinite(result.loss):
-        raise non_finite_error(
-            "loss", result.loss, run, parts, result, state.step, lambda at: write_checkpoint(at, parts, state)
-        )
+        with alike():
+            raise non_finite_error(
+                "loss", result.loss, run, parts, result, state.step, lambda at: write_checkpoint(at, parts, state)
+            )
     return result
 
 
@@ -400,7 +422,9 @@ def _evaluation_due(recipe: Recipe, parts: Parts, state: State) -> bool:
 
 def _judge(run: Path, recipe: Recipe, parts: Parts, state: State, log: RunLog) -> Report:
     """Evaluate the step that was just saved; if it is the best so far, save that and point `best` at it."""
-    report = _evaluate(parts, recipe, log).placed(recipe, recipe.eval, f"{run.name}/step_{state.step:07d}")
+    report = _evaluate(parts, recipe, log).placed(
+        recipe, recipe.eval, f"{run.name}/step_{state.step:07d}", averaged=parts.average is not None
+    )
     log.say(f"step {state.step}: {report.headline()}")
     if state.keep_best(recipe.eval.best_metric, report):
         saved = on_main(lambda: write_checkpoint(run, parts, state))

@@ -177,6 +177,7 @@ def test_a_loss_of_ones_own(folder):
     for strength, out in ((2.0, "two"), (1.0, "one")):
         task = f"task={{loss: 'mytowers:squared', strength: {strength}}}"
         assert twinreel("train", *RECIPE, model(), task, "eval.split=null", "--out", out).code == 0
-    first = [json.loads((folder / out / "metrics.jsonl").read_text().splitlines()[0])["loss"] for out in ("two", "one")]
+    lines = [map(json.loads, (folder / out / "metrics.jsonl").read_text().splitlines()) for out in ("two", "one")]
+    first = [next(line["loss"] for line in run if line["kind"] == "train") for run in lines]
     assert first[0] == pytest.approx(2 * first[1], rel=1e-5)
     twinreel("show", *RECIPE, model(), "task={loss: 'mytowers:squared', strenght: 2.0}").fails("task.strength?")

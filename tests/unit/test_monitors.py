@@ -283,6 +283,11 @@ def test_fresh_towers_are_given_the_steps_of_patience(values):
     assert len(look(times=5, first=60, **values)) == 1  # step 100: just there
 
 
+def test_the_first_line_waits_for_readers_that_are_starting():
+    assert look(times=1, first=1, waiting_share=0.9) == []
+    assert [key for key, _ in look(times=2, first=1, waiting_share=0.9)] == ["waiting"]
+
+
 def test_all_illnesses_are_said_side_by_side():
     values = {"loss": math.log(32), "waiting_share": 1.0, "masked_captions": 1.0, "loss_scale": 0.1}
     values |= {"effective_rank": 1.0, "text_effective_rank": 1.0, "similarity_spread": 0.0}

@@ -7,92 +7,32 @@ import signal
 
 import pytest
 import torch
+from small_runs import assert_same, assert_same_runs, be_killed, in_step, own, recipe, records, weights_of
 from torch import nn
 
 from twinreel import training
-from twinreel.assembly import load_model, load_run
-from twinreel.checkpoint import find_checkpoint, load_training_state, read_weights
+from twinreel.assembly import build_model, load_model, load_run, training_rows
+from twinreel.checkpoint import find_checkpoint, load_training_state
+from twinreel.data.captions import collection_captions
+from twinreel.data.dataset import ClipDataset
+from twinreel.data.loader import load_batches
+from twinreel.data.plan import Shares
+from twinreel.data.transforms import network_input
 from twinreel.errors import CheckpointError, ConfigError, DataError, TrainingError
 from twinreel.evaluation import evaluate
+from twinreel.gradients import global_gradient
 from twinreel.models import create_model
-from twinreel.models.preprocessing import Preprocessing
+from twinreel.parts import build_parts, start_line, training_rules
 from twinreel.recipe import load_recipe
+from twinreel.tasks import Contrastive, Embedder
 from twinreel.training import train
 
-
-class DropoutTowers(nn.Module):
-    """A user's own towers, with dropout and batch norm, so that an inexact resume shows."""
-
-    def __init__(self, size):
-        super().__init__()
-        self.preprocessing = Preprocessing(num_frames=4, frame_rate=8.0, crop_size=16, short_side=20)
-        self.video_tower = nn.Sequential(
-            nn.Conv3d(3, 6, 3, 2, 1, bias=False), nn.BatchNorm3d(6), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(),
-            nn.Linear(6 * 2 * 8 * 8, size),
-        )  # fmt: skip
-        self.text_tower = nn.Linear(26, size)
-
-    def encode_video(self, video):
-        return self.video_tower(video)
-
-    def encode_text(self, captions):
-        counts = [[text.count(letter) / 10 for letter in "abcdefghijklmnopqrstuvwxyz"] for text in captions]
-        return self.text_tower(torch.tensor(counts))
-
-
-def dropout_towers(*, size: int = 8) -> nn.Module:
-    return DropoutTowers(size)
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory):
     return tmp_path_factory.mktemp("videos")
-
-
-def recipe(videos, *overrides):
-    return load_recipe(
-        "demo",
-        [
-            f"data.root={videos}", "data.num_videos=8", "data.num_test_videos=6", "data.num_workers=0",
-            "model.preprocessing={num_frames: 4, frame_rate: 8.0, crop_size: 32, short_side: 40}",
-            "model.embedding_size=16", "train.num_steps=6", "train.global_batch_size=4", "optim.warmup_steps=2",
-            "train.log_every=1", "train.save_every=2 steps", "eval.num_clips=2", *overrides,
-        ],
-    )  # fmt: skip
-
-
-def own(videos, *overrides):
-    base = recipe(videos, *overrides).model_dump(mode="json")
-    for key in ("embedding_size", "text_hidden_size", "word_embedding_size"):
-        base["model"].pop(key)
-    for key in [k for k in base["model"] if k not in ("name", "preprocessing", "freeze", "weights")]:
-        base["model"].pop(key)
-    base["model"] |= {"name": "test_training:dropout_towers", "size": 8, "preprocessing": {}}
-    from twinreel.config import Tree
-    from twinreel.recipe import build_recipe
-
-    return build_recipe(Tree(base, {"": "test"}))
-
-
-def weights_of(run, name=None):
-    weights = read_weights(find_checkpoint(run, name)[0])
-    return {name: value.clone() for name, value in weights.items()}  # off the file, which some tests break
-
-
-def assert_same(one, other):
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        assert torch.equal(value, other[name]), name
-
-
-def records(run, kind="train"):
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    noisy = ("clips_per_second", "waiting_share", "memory_gb")
-    return [
-        {key: value for key, value in json.loads(line).items() if key not in noisy}
-        for line in lines
-        if json.loads(line)["kind"] == kind
-    ]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -102,27 +42,15 @@ def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path, vide
     wanted = make(videos, *settings)
     train(wanted, tmp_path / "whole", quiet=True)
 
-    real, calls = training._forward_backward, []
-
-    def killed_at_step_10(parts, *args):  # 8 steps saved, 2 more lost, then resumed from 8
-        calls.append(1)
-        if len(calls) == 11:
-            raise KeyboardInterrupt
-        return real(parts, *args)
-
-    monkeypatch.setattr(training, "_forward_backward", killed_at_step_10)
+    in_step(monkeypatch, 11, be_killed)  # 8 steps saved, 2 more lost, then resumed from 8
     with pytest.raises(KeyboardInterrupt):
         train(wanted, tmp_path / "parts", quiet=True)
     monkeypatch.undo()
     torch.manual_seed(12345)  # resuming must not depend on the process's own random state
     result = train(wanted, tmp_path / "parts", resume=True, quiet=True)
     assert result.steps == 15
-    assert_same(weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts"))
-    one, other = (load_training_state(find_checkpoint(tmp_path / run)[0]) for run in ("whole", "parts"))
-    for a, b in zip(one["optimizer"]["state"].values(), other["optimizer"]["state"].values(), strict=True):
-        assert_same(a, b)
-    assert records(tmp_path / "whole") == records(tmp_path / "parts")
-    assert records(tmp_path / "whole", "eval") == records(tmp_path / "parts", "eval")
+    assert_same_runs(tmp_path / "whole", tmp_path / "parts")
+    assert len(records(tmp_path / "parts")) == 15 and len(records(tmp_path / "parts", "eval")) == 1
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker")
@@ -149,40 +77,39 @@ def test_the_loss_falls_on_a_handful_of_videos(tmp_path, videos):
 def test_accumulation_divides_by_the_valid_rows_of_the_global_batch(videos):
     """A loss that is a mean over rows must not see the micro-batches."""
 
+    def row_mean(video, text, *, mask, valid):
+        rows = video.pow(2).sum(1)[valid]
+        return rows.mean() if len(rows) else rows.sum()
+
     def gradients(micro):
         wanted = own(videos, f"train.micro_batch_size={micro}")
-        parts = training.build_parts(wanted, None)
+        parts = build_parts(wanted, CPU)
         parts.model.double()
         for module in parts.model.modules():
             if isinstance(module, nn.Dropout | nn.BatchNorm3d):
                 module.eval()
-
-        class RowMean:
-            def compute_loss(self, model, video, batch):
-                rows = model.video_tower(video.double()).pow(2).sum(1)[batch.valid]
-                return rows.mean() if len(rows) else rows.sum(), len(rows)
-
-        parts.task = RowMean()
-        rules = training.training_rules(wanted, parts.model)
+        parts.task = Contrastive(loss=row_mean, num_candidates=wanted.task.num_candidates)
+        parts.embedder = Embedder(parts.model, parts.task)
         batches = list(
-            training.load_batches(
-                training.ClipDataset(parts.rows, rules), parts.plan.micro_batches(0, 1, micro), num_workers=0
+            load_batches(
+                ClipDataset(parts.rows, training_rules(wanted, parts.model)),
+                parts.plan.micro_batches(0, 1, parts.shares),
+                num_workers=0,
             )
         )
         batches[0].valid[0] = False  # an unreadable sample
-        loss = training._forward_backward(parts, wanted, batches, 0)
+        result = global_gradient(parts, wanted, batches, 0)
+        assert result.rows == 3 and result.valid() == [False, True, True, True] and len(batches) == 4 // micro
         found = [p.grad.clone() for p in parts.model.video_tower.parameters()]
         rows = [
-            parts.model.video_tower(training.network_input(b, parts.model.preprocessing, parts.device).double())[
-                b.valid
-            ]
+            parts.model.encode_video(network_input(b, parts.model.preprocessing, parts.device))[b.valid]
             for b in batches
         ]
         parts.model.zero_grad()
         torch.cat(rows).pow(2).sum(1).mean().backward()  # the mean over the three rows that count, by hand
         for ours, wished in zip(found, parts.model.video_tower.parameters(), strict=True):
             assert torch.allclose(ours, wished.grad, rtol=1e-9, atol=1e-12)
-        return loss, found
+        return result.mean_loss, found
 
     whole_loss, whole = gradients(4)
     for micro in (1, 2):
@@ -206,7 +133,7 @@ def test_mixed_precision_trains_and_its_state_is_saved(tmp_path, videos, precisi
 
 def test_frozen_parts_do_not_change_nor_their_statistics(tmp_path, videos):
     wanted = own(videos, "model.freeze=[video_tower]")
-    before = training.build_parts(wanted, None).model.state_dict()
+    before = build_parts(wanted, CPU).model.state_dict()
     train(wanted, tmp_path / "run", quiet=True)
     after = weights_of(tmp_path / "run")
     for name, value in before.items():
@@ -214,8 +141,8 @@ def test_frozen_parts_do_not_change_nor_their_statistics(tmp_path, videos):
 
 
 def test_word_vectors_stay_frozen_through_a_resume_without_their_file(tmp_path, videos):
-    rows = training.training_rows(recipe(videos))
-    words = len(training.build_model(recipe(videos), training.collection_captions(rows)).vocabulary)
+    rows = training_rows(recipe(videos))
+    words = len(build_model(recipe(videos), collection_captions(rows)).vocabulary)
     torch.save(torch.randn(words + 1, 12), tmp_path / "word2vec.pth")
     settings = [f"model.word_vectors={tmp_path / 'word2vec.pth'}", "model.word_embedding_size=12"]
     train(recipe(videos, *settings), tmp_path / "whole", quiet=True)
@@ -230,7 +157,7 @@ def test_word_vectors_stay_frozen_through_a_resume_without_their_file(tmp_path, 
 def test_starting_weights_of_one_tower(tmp_path, videos):
     train(recipe(videos), tmp_path / "a", quiet=True)
     weights = find_checkpoint(tmp_path / "a")[0] / "weights.safetensors"
-    started = training.build_parts(recipe(videos, f"model.weights={{video_tower: {weights}}}", "train.seed=5"), None)
+    started = build_parts(recipe(videos, f"model.weights={{video_tower: {weights}}}", "train.seed=5"), CPU)
     trained, now = weights_of(tmp_path / "a"), started.model.state_dict()
     same = {name for name in trained if torch.equal(trained[name], now[name].contiguous())}
     assert {name for name in trained if name.startswith("video_tower")} <= same
@@ -241,7 +168,7 @@ def test_the_run_folder_says_what_happened(tmp_path, videos):  # B050: batch, ac
     run = tmp_path / "run"
     result = train(recipe(videos, "eval.every=3 steps"), run)
     assert result.steps == 6 and result.stopped_by is None
-    assert {"recipe.yaml", "versions.json", "log.txt", "metrics.jsonl", "tensorboard", "checkpoints"} <= {
+    assert {"recipe.yaml", "versions.json", "log.txt", "metrics.jsonl", "tensorboard", "checkpoints", "lock"} == {
         item.name for item in run.iterdir()
     }
     assert {item.name for item in (run / "checkpoints").iterdir()} >= {"last", "best", "step_0000006"}
@@ -251,10 +178,14 @@ def test_the_run_folder_says_what_happened(tmp_path, videos):  # B050: batch, ac
     for line in trained:
         assert {"loss", "learning_rate", "gradient_norm", "clips_per_second", "waiting_share", "memory_gb"} <= set(line)
         assert line["gradient_norm"] > 0 and line["clips_per_second"] > 0 and line["memory_gb"] > 0
+        assert line["video_norm"] > 0 and line["text_norm"] > 0 and 1 <= line["effective_rank"] <= 4
+        assert -1 <= line["negative_similarity"] <= line["positive_similarity"] <= 1 and line["similarity_spread"] > 0
+        assert line["logit_scale"] == pytest.approx(10)  # 1 / temperature
     assert trained[0]["learning_rate"] == pytest.approx(2e-3 * 0.1)
     assert [line["step"] for line in lines if line["kind"] == "eval"] == [3, 6]
     log = (run / "log.txt").read_text()
-    for words in ("rows 8", "global batch 4 = 1 process x 1 micro-batches x 4 clips", "12 negative captions a clip",
+    for words in ("rows 8", "global batch 4 = 1 process x 1 micro-batch x 4 clips on cpu",
+                  "12 negative captions a clip (of the global batch)",
                   "4 frames at 8 a second = 0.5 s",
                   "learning rate first 0.0002, highest 0.002", "trained, 0 frozen", "from step 0"):  # fmt: skip
         assert words in log, words
@@ -263,7 +194,7 @@ def test_the_run_folder_says_what_happened(tmp_path, videos):  # B050: batch, ac
     events = EventAccumulator(str(run / "tensorboard")).Reload()
     tags = events.Tags()["scalars"]
     for tag in ("train/loss", "eval/loss", "train/learning_rate", "train/gradient_norm", "train/clips_per_second",
-                "train/waiting_share", "train/memory_gb"):  # fmt: skip
+                "train/waiting_share", "train/memory_gb", "train/effective_rank", "train/logit_scale"):  # fmt: skip
         assert tag in tags
     assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 7))
 
@@ -319,58 +250,138 @@ def test_a_broken_newest_checkpoint_is_named_and_training_goes_on_from_the_one_b
 def test_sigterm_saves_and_the_resumed_run_equals_an_undisturbed_one(tmp_path, videos, monkeypatch):
     wanted = recipe(videos)
     train(wanted, tmp_path / "whole", quiet=True)
-    real = training._forward_backward
-
-    def ask_to_stop(parts, recipe, batches, step):
-        if step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(parts, recipe, batches, step)
-
-    monkeypatch.setattr(training, "_forward_backward", ask_to_stop)
+    in_step(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
     result = train(wanted, tmp_path / "parts", quiet=True)
     monkeypatch.undo()
     assert (result.steps, result.stopped_by) == (3, "SIGTERM")
     assert find_checkpoint(tmp_path / "parts")[0].name == "step_0000003"
     train(wanted, tmp_path / "parts", resume=True, quiet=True)
-    assert_same(weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts"))
+    assert_same_runs(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_sigusr1_saves_and_the_run_goes_on(tmp_path, videos, monkeypatch, capsys):
+    wanted = recipe(videos, "train.save_every=4 steps")
+    train(wanted, tmp_path / "whole", quiet=True)
+    in_step(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    before = signal.getsignal(signal.SIGUSR1)
+    result = train(wanted, tmp_path / "run")
+    monkeypatch.undo()
+    assert (result.steps, result.stopped_by) == (6, None) and signal.getsignal(signal.SIGUSR1) == before
+    assert "step 3: saved, because of SIGUSR1" in capsys.readouterr().err
+    checkpoints = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step_*"))
+    assert checkpoints == ["step_0000003", "step_0000004", "step_0000006"]  # and is not saved once more after step 5
+    assert_same_runs(tmp_path / "whole", tmp_path / "run")
+    train(wanted, tmp_path / "run", resume="step_3", quiet=True)
+    assert_same_runs(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.parametrize("moment", ["exchange", "_note_faults"])
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGUSR1, None)])
+def test_a_signal_that_comes_too_late_for_the_other_processes_is_told_after_the_next_step(
+    tmp_path, videos, monkeypatch, number, name, moment
+):
+    """Not lost, and not acted upon by this process alone: the others would wait for it in another place."""
+    real, calls = getattr(training, moment), []
+
+    def disturbed(*args):
+        calls.append(1)
+        if len(calls) == 3:  # this process has said already that nobody asked it for anything
+            os.kill(os.getpid(), number)
+        return real(*args)
+
+    monkeypatch.setattr(training, moment, disturbed)
+    result = train(recipe(videos, "train.save_every=6 steps"), tmp_path / "run", quiet=True)
+    assert (result.stopped_by, result.steps) == (name, 4 if name else 6)
+    saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step_*"))
+    assert saved == (["step_0000004"] if name else ["step_0000004", "step_0000006"])
 
 
 def test_a_non_finite_loss_stops_before_the_step_and_names_the_samples(tmp_path, videos, monkeypatch):
-    from twinreel.tasks import Contrastive
+    real, calls = Contrastive.share, []
 
-    real = Contrastive.compute_loss
+    def poisoned(self, *args, **options):
+        share = real(self, *args, **options)
+        in_a_step = "negative_seed" in options
+        return share * float("nan") if in_a_step and (calls.append(1) or len(calls) == 4) else share
 
-    def poisoned(self, model, video, batch):
-        loss, count = real(self, model, video, batch)
-        return (loss * float("nan") if calls.append(1) or len(calls) == 4 else loss), count
-
-    calls = []
-    monkeypatch.setattr(Contrastive, "compute_loss", poisoned)
-    with pytest.raises(TrainingError, match=r"step 4: the loss is nan; no weight was changed. Samples: .*train_0"):
+    monkeypatch.setattr(Contrastive, "share", poisoned)
+    words = r"step 4: the loss is nan; no weight was changed. Samples: .*train_0.*; all embeddings are finite"
+    with pytest.raises(TrainingError, match=words):
         train(recipe(videos), tmp_path / "run", quiet=True)
     assert find_checkpoint(tmp_path / "run")[0].name == "step_0000002"
 
 
+@pytest.mark.parametrize("tower", ["video", "text"])
+def test_the_sample_whose_embedding_is_not_finite_is_named_and_the_step_is_kept_for_a_replay(
+    tmp_path, videos, monkeypatch, tower
+):
+    wanted = recipe(videos, "train.save_every=1 steps", "train.micro_batch_size=2", "train.keep_last=9")
+    train(wanted, tmp_path / "whole", quiet=True)
+    real, calls = Embedder.forward, []
+
+    def poisoned(self, video, text):
+        embeddings = dict(zip(("video", "text"), real(self, video, text), strict=True))
+        calls.append(1)
+        if len(calls) == 8:  # the second micro-batch of step 4
+            embeddings[tower] = embeddings[tower].clone()
+            embeddings[tower][-1] = float("nan")  # of its last clip
+        return tuple(embeddings.values())
+
+    monkeypatch.setattr(Embedder, "forward", poisoned)
+    run = tmp_path / "run"
+    with pytest.raises(TrainingError) as told:
+        train(wanted, run, quiet=True)
+    monkeypatch.undo()
+    assert_same(weights_of(run), weights_of(tmp_path / "whole", "step_3"))  # the last checkpoint is intact
+    file = run / "non_finite" / "step_0000004.json"
+    record = json.loads(file.read_text())
+    assert (record["step"], record["what"], record["value"], record["num_processes"]) == (4, "loss", "nan", 1)
+    parts = build_parts(wanted, CPU)
+    assert [(row["epoch"], row["row"]) for row in record["batch"]] == parts.plan.batch(3)
+    assert [row["id"] for row in record["batch"]] == [parts.rows[index].id for _, index in parts.plan.batch(3)]
+    assert [row[f"{tower}_finite"] for row in record["batch"]] == [True, True, True, False]
+    assert all(row["video_finite"] for row in record["batch"]) == (tower == "text")
+    bad = record["batch"][-1]["id"]
+    assert f"embeddings that are not finite: {bad}. All are in {file}" in str(told.value)
+    assert f"twinreel replay {run} --step 4" in str(told.value) and "optim.clip_norm" in str(told.value)
+    kept, _ = find_checkpoint(run / "non_finite")
+    assert kept.name == "step_0000003"
+    state = load_training_state(kept)["optimizer"]["state"]
+    for one, other in zip(state.values(), load_training_state(find_checkpoint(run)[0])["optimizer"]["state"].values(), strict=True):
+        assert_same(one, other)
+    train(wanted, run, resume=True, quiet=True)
+    assert_same_runs(run, tmp_path / "whole")
+
+
 def test_a_non_finite_gradient_stops_too(tmp_path, videos, monkeypatch):
-    real = training._forward_backward
+    real = training.global_gradient
 
     def poisoned(parts, *args):
-        loss = real(parts, *args)
+        result = real(parts, *args)
         next(p for p in parts.model.parameters() if p.grad is not None).grad.fill_(float("inf"))
-        return loss
+        return result
 
-    monkeypatch.setattr(training, "_forward_backward", poisoned)
-    with pytest.raises(TrainingError, match=r"step 1: the gradient norm is (inf|nan)"):
+    monkeypatch.setattr(training, "global_gradient", poisoned)
+    with pytest.raises(TrainingError, match=r"step 1: the gradient norm is (inf|nan); no weight was changed"):
         train(recipe(videos), tmp_path / "run", quiet=True)
+    monkeypatch.undo()
+    start = build_parts(recipe(videos), CPU).model.state_dict()
+    kept = weights_of(tmp_path / "run" / "non_finite", "step_0")
+    assert all(torch.equal(value, kept[name]) for name, value in start.items() if "running" not in name and "batches" not in name)
+    assert train(recipe(videos), tmp_path / "run", resume=True, quiet=True).steps == 6
 
 
 def test_out_of_memory_names_the_peak_and_the_ladder(tmp_path, videos, monkeypatch):
     def too_large(*args):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
-    monkeypatch.setattr(training, "_forward_backward", too_large)
-    with pytest.raises(TrainingError, match=r"peak \d+\.\d GB.*micro_batch_size=2.*stays 4.*bf16.*fewer frames last"):
-        train(recipe(videos), tmp_path / "run", quiet=True)
+    monkeypatch.setattr(training, "global_gradient", too_large)
+    for frugal, words in (
+        ("false", r"micro_batch_size=2.*stays 4.*train.activation_checkpointing=true; .*bf16.*fewer frames last"),
+        ("true", r"micro_batch_size=2 \(the global batch stays 4\); train.precision=bf16; .*fewer frames last"),
+    ):
+        with pytest.raises(TrainingError, match=rf"peak \d+\.\d GB\) with 4 clips at once.*{words}"):
+            train(recipe(videos, f"train.activation_checkpointing={frugal}"), tmp_path / frugal, quiet=True)
 
 
 def test_clipping_bounds_the_step(tmp_path, videos):
@@ -444,8 +455,8 @@ def test_frames_may_be_spread_over_the_whole_window(tmp_path, videos):
     wanted = recipe(videos, "data.clip_start=uniform", "eval.windows=whole")
     result = train(wanted, tmp_path / "run", quiet=True)
     assert result.report.protocol["windows"] == "1 a video, whole, embeddings averaged"
-    rules = training.training_rules(wanted, load_model(tmp_path / "run"))
-    sample = rules(training.training_rows(wanted)[0], 0)
+    rules = training_rules(wanted, load_model(tmp_path / "run"))
+    sample = rules(training_rows(wanted)[0], 0)
     steps = sample.pts_seconds.diff()
     assert float(steps.min()) > 1.5 / 8  # further apart than frames at 8 a second would be
 
@@ -495,7 +506,7 @@ def test_a_run_killed_while_it_is_judged_ends_as_an_undisturbed_one(tmp_path, vi
 
 
 def test_a_run_that_began_with_founding_weights_resumes_with_its_table_frozen(tmp_path, videos):
-    begun = training.build_parts(recipe(videos)).model
+    begun = build_parts(recipe(videos), CPU).model
     founding = {
         name.replace("text_tower.", "text_module.").removeprefix("video_tower."): value.contiguous().clone()
         for name, value in begun.state_dict().items()

@@ -93,6 +93,15 @@ def load_batches(
                 return
             batch.wait_seconds = time.perf_counter() - began
             yield batch
+    except RuntimeError as error:
+        _stop_readers(iterator)
+        if not str(error).startswith("DataLoader worker"):
+            raise
+        raise TrainingError(
+            f"a reader process ended: {error}. Most often memory is short (see the system log for an out-of-memory "
+            "kill), or /dev/shm is full: lower data.num_workers, or make clips smaller. The last checkpoint is intact: "
+            "go on with --resume."
+        ) from error
     except BaseException:
         _stop_readers(iterator)
         raise

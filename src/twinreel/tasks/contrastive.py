@@ -102,6 +102,12 @@ class Contrastive(nn.Module):
         return self.loss in ALWAYS_NORMALIZED or bool(self._option("normalize"))
 
     @property
+    def drawn_negatives(self) -> int | None:
+        """How many wrong captions a clip is compared with, where the loss draws some; None = with all."""
+        value = self._option("num_negatives")
+        return None if value is None else int(value)
+
+    @property
     def temperature(self) -> float | None:
         """What divides the scores now; None for a loss without one."""
         if self.log_scale is not None:
@@ -188,6 +194,7 @@ class Contrastive(nn.Module):
         facts = PairFacts(torch.ones(shape[0]).bool(), torch.ones(shape).bool(), text_ids(captions).view(shape))
         return self.share(video_embeddings, text_embeddings, facts, log_scale=self.log_scale)
 
+    @torch.no_grad()
     def chance_loss(self, num_clips: int) -> float:
         """What a model for which all pairs look alike scores on a batch of so many clips."""
         shape = (num_clips, self.num_candidates)

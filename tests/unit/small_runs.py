@@ -1,0 +1,113 @@
+"""Runs of a second on generated videos, and how two of them are compared."""
+
+import json
+
+import torch
+from torch import nn
+
+from twinreel import training
+from twinreel.checkpoint import find_checkpoint, load_training_state, read_task_weights, read_weights
+from twinreel.config import Tree
+from twinreel.models.preprocessing import Preprocessing
+from twinreel.recipe import build_recipe, load_recipe
+
+
+class DropoutTowers(nn.Module):
+    """A user's own towers, with dropout and batch norm, so that an inexact resume shows; in float32 or float64."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.preprocessing = Preprocessing(num_frames=4, frame_rate=8.0, crop_size=16, short_side=20)
+        self.video_tower = nn.Sequential(
+            nn.Sequential(nn.Conv3d(3, 6, 3, 2, 1, bias=False), nn.BatchNorm3d(6), nn.ReLU(), nn.Dropout(0.5)),
+            nn.Flatten(), nn.Linear(6 * 2 * 8 * 8, size),
+        )  # fmt: skip
+        self.text_tower = nn.Linear(26, size)
+
+    def encode_video(self, video):
+        return self.video_tower(video.to(self.text_tower.weight.dtype))
+
+    def encode_text(self, captions):
+        counts = [[text.count(letter) / 10 for letter in "abcdefghijklmnopqrstuvwxyz"] for text in captions]
+        return self.text_tower(torch.tensor(counts, dtype=self.text_tower.weight.dtype))
+
+
+def dropout_towers(*, size: int = 8) -> nn.Module:
+    return DropoutTowers(size)
+
+
+def recipe(videos, *overrides):
+    """Six steps of four clips each with a tiny model."""
+    return load_recipe(
+        "demo",
+        [
+            f"data.root={videos}", "data.num_videos=8", "data.num_test_videos=6", "data.num_workers=0",
+            "model.preprocessing={num_frames: 4, frame_rate: 8.0, crop_size: 32, short_side: 40}",
+            "model.embedding_size=16", "train.num_steps=6", "train.global_batch_size=4", "optim.warmup_steps=2",
+            "train.log_every=1", "train.save_every=2 steps", "eval.num_clips=2", *overrides,
+        ],
+    )  # fmt: skip
+
+
+def own(videos, *overrides):
+    """The same with `dropout_towers`."""
+    base = recipe(videos, *overrides).model_dump(mode="json")
+    for key in ("embedding_size", "text_hidden_size", "word_embedding_size"):
+        base["model"].pop(key)
+    for key in [k for k in base["model"] if k not in ("name", "preprocessing", "freeze", "weights")]:
+        base["model"].pop(key)
+    base["model"] |= {"name": "small_runs:dropout_towers", "size": 8, "preprocessing": {}}
+    return build_recipe(Tree(base, {"": "test"}))
+
+
+def weights_of(run, name=None, **options):
+    weights = read_weights(find_checkpoint(run, name)[0], **options)
+    return {name: value.clone() for name, value in weights.items()}  # off the file, which some tests break
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+def records(run, kind="train"):
+    """The lines of metrics.jsonl but for what depends on the clock and the machine."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    noisy = ("clips_per_second", "waiting_share", "memory_gb")
+    return [
+        {key: value for key, value in json.loads(line).items() if key not in noisy}
+        for line in lines
+        if json.loads(line)["kind"] == kind
+    ]
+
+
+def assert_same_runs(one, other):
+    """Weights, averages, what the task learned, optimizer and lines of metrics.jsonl are equal bit for bit."""
+    assert_same(weights_of(one), weights_of(other))
+    assert_same(weights_of(one, averaged=True), weights_of(other, averaged=True))
+    (first, _), (second, _) = find_checkpoint(one), find_checkpoint(other)
+    assert sorted(path.name for path in first.iterdir()) == sorted(path.name for path in second.iterdir())
+    if (first / "task.safetensors").exists():
+        assert_same(read_task_weights(first), read_task_weights(second))
+    states = [load_training_state(checkpoint)["optimizer"]["state"] for checkpoint in (first, second)]
+    for a, b in zip(*(state.values() for state in states), strict=True):
+        assert_same(a, b)
+    for kind in ("train", "eval"):
+        assert records(one, kind) == records(other, kind)
+
+
+def in_step(monkeypatch, number, act):
+    """Call `act()` in the forward pass of a step, from 1."""
+    real = training.global_gradient
+
+    def acting(parts, recipe, micro_batches, step):
+        if step + 1 == number:
+            act()
+        return real(parts, recipe, micro_batches, step)
+
+    monkeypatch.setattr(training, "global_gradient", acting)
+
+
+def be_killed():
+    raise KeyboardInterrupt
