@@ -24,7 +24,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 BROKEN, PAUSED = "broken.mp4", "paused"
 
 
-def rows(root, split, *, num_videos, num_test_videos, seed=0):
+def rows(root, split, *, num_videos=16, num_test_videos=6, seed=0):
     """Generated videos with captions that name the row; among those to train on, one that cannot be read."""
     made = generated.rows(root, split, num_videos=num_videos, num_test_videos=num_test_videos, seed=seed)
     named = [replace(row, captions=_captions(row.id), caption_file=None) for row in made]

@@ -1,13 +1,9 @@
 """Killed without warning under torchrun and resumed: order, losses and weights are those of an undisturbed run."""
 
 import json
-import math
-import os
 import random
 import shutil
-import signal
 import time
-from itertools import pairwise
 
 import own_parts
 import pytest
@@ -16,7 +12,6 @@ from launches import Launch, records
 
 from twinreel.checkpoint import find_checkpoint, list_checkpoints, load_training_state, read_weights
 
-VIDEOS = {"num_videos": 16, "num_test_videos": 6}
 STEPS, SAVE_EVERY, EVAL_EVERY = 100, 2, 6
 VICTIMS = ("launcher", "rank 0", "rank 1", "a reader", "everybody")
 KILLS_EACH, SEED = 4, 7
@@ -26,7 +21,7 @@ KILLS_EACH, SEED = 4, 7
 def videos(tmp_path_factory):
     root = tmp_path_factory.mktemp("videos")
     for split in ("train", "test"):
-        own_parts.rows(root, split, **VIDEOS)
+        own_parts.rows(root, split)
     (root / own_parts.BROKEN).write_text("no video")
     return root
 
@@ -34,8 +29,7 @@ def videos(tmp_path_factory):
 def arguments(videos, run, *more, uneven=True):
     return (
         "demo", f"model={{name: 'own_parts:towers', size: 8, uneven: {str(uneven).lower()}}}", f"data.root={videos}",
-        "data.source=own_parts:rows", *(f"data.{name}={value}" for name, value in VIDEOS.items()),
-        "data.num_workers=2", "data.max_faults=0.5", "task.num_candidates=2", "train.global_batch_size=8",
+        "data.source=own_parts:rows", "data.num_workers=2", "data.max_faults=0.5", "task.num_candidates=2", "train.global_batch_size=8",
         f"train.num_steps={STEPS}", "train.log_every=1", f"train.save_every={SAVE_EVERY} steps", "train.keep_last=3",
         "optim.warmup_steps=2", f"eval.every={EVAL_EVERY} steps", "eval.num_clips=2", "eval.batch_size=4",
         *more, "--out", run,
@@ -60,7 +54,7 @@ def by_step(seen, launch, num_processes):
         for rank in range(num_processes)
     ]
     return {
-        first + index: tuple(sum((own[part] for own in everyone), []) for part in (0, 1))
+        first + index: tuple([item for own in everyone for item in own[part]] for part in (0, 1))
         for index, everyone in enumerate(zip(*lines, strict=False))  # the dead may be a step behind
     }
 

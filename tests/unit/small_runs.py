@@ -11,6 +11,8 @@ from twinreel.config import Tree
 from twinreel.models.preprocessing import Preprocessing
 from twinreel.recipe import build_recipe, load_recipe
 
+CPU = torch.device("cpu")
+
 
 class DropoutTowers(nn.Module):
     """A user's own towers, with dropout and batch norm, so that an inexact resume shows; in float32 or float64."""

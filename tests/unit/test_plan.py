@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from twinreel.data.plan import Plan, keyed_rng, keyed_seed
+from twinreel.data.plan import Plan, Shares, keyed_rng, keyed_seed
 from twinreel.errors import ConfigError
 
 
@@ -32,9 +32,78 @@ def test_order_differs_between_epochs_and_seeds_and_is_equal_for_equal_seeds():
 def test_micro_batches_are_the_global_batches_cut_up_from_any_step():
     plan = Plan(num_rows=23, seed=0, global_batch_size=6)
     whole = [key for step in range(9) for key in plan.batch(step)]
-    cut = list(plan.micro_batches(0, 9, 2))
+    shares = Shares.cut(6, micro_batch_size=2)
+    cut = list(plan.micro_batches(0, 9, shares))
     assert [key for micro in cut for key in micro] == whole and {len(micro) for micro in cut} == {2}
-    assert list(plan.micro_batches(4, 9, 2)) == cut[4 * 3 :]
+    assert list(plan.micro_batches(4, 9, shares)) == cut[4 * 3 :]
+
+
+@pytest.mark.parametrize(("processes", "micro"), [(1, None), (1, 3), (2, None), (2, 3), (5, None), (12, 1)])
+def test_the_processes_together_read_the_global_batch_in_its_order_whatever_their_number(processes, micro):
+    plan, shares = Plan(num_rows=30, seed=4, global_batch_size=12), Shares.cut(12, processes, micro)
+    readers = [list(plan.micro_batches(3, 6, shares, process)) for process in range(processes)]
+    assert {len(reader) for reader in readers} == {3 * shares.num_micro_batches}
+    pieces = [piece for at_once in zip(*readers, strict=True) for piece in at_once]
+    assert [key for piece in pieces for key in piece] == [key for step in range(3, 6) for key in plan.batch(step)]
+
+
+def pieces(shares):
+    """In the order of the global batch."""
+    return [list(piece) for everyone in shares.positions for piece in everyone]
+
+
+def test_a_batch_without_micro_batches_is_cut_as_evenly_as_can_be():
+    for size in range(1, 40):
+        for processes in range(1, size + 1):
+            shares = Shares.cut(size, processes)
+            assert (shares.num_processes, shares.num_micro_batches) == (processes, 1)
+            lengths = [len(piece) for piece in pieces(shares)]
+            assert max(lengths) - min(lengths) <= 1 and shares.largest == max(lengths)
+            assert [at for piece in pieces(shares) for at in piece] == list(range(size))
+            assert [shares.of_process(process) for process in range(processes)] == [[p] for p in shares.positions[0]]
+
+
+def test_chunks_and_their_order_depend_on_the_chunk_size_alone():
+    whole, two, four = Shares.cut(16), Shares.cut(16, 2, 4), Shares.cut(16, 4, 4)
+    chunks = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+    assert pieces(whole) == [[*range(16)]] == [sum(chunks, [])]
+    assert pieces(Shares.cut(16, 1, 4)) == pieces(two) == pieces(four) == pieces(Shares.cut(16, 4)) == chunks
+    assert [(shares.num_processes, shares.num_micro_batches) for shares in (whole, two, four)] == [
+        (1, 1), (2, 2), (4, 1)
+    ]  # fmt: skip
+    assert two.of_process(1) == [range(4, 8), range(12, 16)] and two.largest == four.largest == 4
+
+
+def test_a_process_without_a_clip_is_refused_with_the_numbers():  # B052
+    with pytest.raises(ConfigError) as told:
+        Shares.cut(4, 8)
+    assert str(told.value) == (
+        "train.global_batch_size=4 on 8 processes leaves 4 of them without a clip; raise it to 8 or more, or start "
+        "fewer processes"
+    )
+    with pytest.raises(ConfigError, match="leaves 4 of them without a clip"):
+        Shares.cut(4, 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("processes", "micro", "fitting"),
+    [
+        (1, 5, "micro-batches that fit: 1, 2, 3, 4, 6, 12; "),  # 12 clips are not a whole number of 5
+        (1, 24, "micro-batches that fit: 1, 2, 3, 4, 6, 12; "),  # more than there are
+        (2, 4, "micro-batches that fit: 1, 2, 3, 6; "),  # 3 chunks for 2 processes
+        (3, 12, "micro-batches that fit: 1, 2, 4; "),  # one chunk for 3
+        (5, 2, ""),  # nothing fits: 12 clips on 5 processes
+    ],
+)
+def test_a_remainder_is_refused_with_what_fits(processes, micro, fitting):
+    with pytest.raises(ConfigError) as told:
+        Shares.cut(12, processes, micro)
+    assert str(told.value) == (
+        f"train.global_batch_size=12 is not a whole number of {processes} processes x train.micro_batch_size={micro}; "
+        f"{fitting}or leave train.micro_batch_size out: the batch is then cut as evenly as can be"
+    )
+    for size in fitting.removeprefix("micro-batches that fit: ").removesuffix("; ").split(", ") if fitting else []:
+        assert Shares.cut(12, processes, int(size)).largest == int(size)
 
 
 def test_the_step_sequence_is_the_same_for_any_way_of_asking():

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 import torch
-from small_runs import assert_same, assert_same_runs, be_killed, in_step, own, recipe, records, weights_of
+from small_runs import CPU, assert_same, assert_same_runs, be_killed, in_step, own, recipe, records, weights_of
 from torch import nn
 
 from twinreel import training
@@ -26,8 +26,6 @@ from twinreel.parts import build_parts, start_line, training_rules
 from twinreel.recipe import load_recipe
 from twinreel.tasks import Contrastive, Embedder
 from twinreel.training import train
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
