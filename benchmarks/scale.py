@@ -19,6 +19,7 @@ import os
 import socket
 import statistics
 import tempfile
+import textwrap
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -39,6 +40,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from twinreel.data.clip import Batch
 from twinreel.data.dataset import ClipDataset
+from twinreel.data.decode import probe
 from twinreel.data.loader import load_batches
 from twinreel.data.sources import load_rows
 from twinreel.distributed import average_statistics, exchange, process_group, world
@@ -165,12 +167,13 @@ class Side:
         average_statistics(parts.norms)
         torch.nn.utils.get_total_norm([p.grad for p in parts.parameters if p.grad is not None]).item()
         parts.optimizer.step()
-        ended, (seconds, sent) = time.perf_counter(), collectives.take()
+        ended, seen = time.perf_counter(), result.compared[-1]
+        embedding_statistics(seen.video, seen.text, mask=seen.facts.mask, valid=seen.facts.valid)
+        looked = time.perf_counter()
+        seconds, sent = collectives.take()
         if sent:
             self.check_traffic(sent)
-        seen = result.compared[-1]
-        embedding_statistics(seen.video, seen.text, mask=seen.facts.mask, valid=seen.facts.valid)
-        return seconds | {"step": ended - began, "monitors": time.perf_counter() - ended}
+        return seconds | {"step": ended - began, "monitors": looked - ended}
 
     def check_traffic(self, sent: dict[str, int]) -> None:
         """The bytes that the projection counts must be those that a step sends here."""
@@ -199,9 +202,9 @@ def measure(root: str, num_steps: int) -> dict[str, list[dict[str, float]]]:
     """Steps by kind; they take turns, and the first of each is not counted."""
     sides, nobody = {clips: Side.build(root, clips) for clips in (CLIPS, CLIPS // 2)}, Collectives()
     context, pipes, children = mp.get_context("spawn"), [], []
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
     for rank in range(2):
         mine, theirs = context.Pipe()
         pipes.append(mine)
@@ -280,30 +283,40 @@ def count_flops(recipe: Recipe, model: Any) -> Flops:
     return Flops(forward, counter.get_total_flops())
 
 
-def measure_decoding(recipe: Recipe, model: nn.Module, data: Path | None, root: str) -> list[float]:
-    """CPU seconds of training samples of the large recipe, of real clips or of the demo's videos."""
+class Decoding(NamedTuple):
+    """CPU `seconds` of each sample, and what was read."""
+
+    seconds: list[float]
+    videos: str
+
+
+def measure_decoding(recipe: Recipe, model: nn.Module, data: Path | None, root: str) -> Decoding:
+    """Of training samples of the large recipe, in one process."""
     if data is None:
-        rows = load_rows("generated", root, "train", seed=0, num_videos=NUM_VIDEOS)
+        rows, what = load_rows("generated", root, "train", seed=0, num_videos=NUM_VIDEOS), "the demo's: give --data"
     else:
         rows = load_rows("manifest", str(data), "train", manifest=str(data / "caption" / "items.jsonl"))
-    read, seconds = training_rules(recipe, model), []
+        what = "real ones"
+    read, seconds, sides = training_rules(recipe, model), [], []
     for row in rows[:NUM_DECODED]:
         began = time.process_time()
         if read(row, 0).fault is None:
             seconds.append(time.process_time() - began)
-    return seconds[1:]  # the first warms up
+            info = probe(row.video)
+            sides.append(min(info.height, info.width))
+    return Decoding(seconds[1:], f"{what}, short side {statistics.median(sides):.0f} pixels")  # the first warms up
 
 
 def measure_monitors(recipe: Recipe) -> float:
-    """Median seconds of one look at a global batch of the large recipe."""
+    """Median CPU seconds of one look at a global batch of the large recipe, in one thread."""
     clips, candidates, size = recipe.train.global_batch_size, recipe.task.num_candidates, embedding_size(recipe)
     generator, seconds = torch.Generator().manual_seed(0), []
     videos, texts = (torch.randn(rows, size, generator=generator) for rows in (clips, clips * candidates))
     everything = torch.ones(clips, candidates, dtype=torch.bool)
     for _ in range(11):
-        began = time.perf_counter()
+        began = time.process_time()
         embedding_statistics(videos, texts, mask=everything, valid=everything[:, 0])
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.process_time() - began)
     return statistics.median(seconds)
 
 
@@ -337,6 +350,7 @@ def print_projection(data: Path | None, root: str) -> None:
         "use of the peak, links, compute in ms, communication in ms, not hidden in ms, step in ms, of the step, of the "
         "step if nothing is hidden, clips/s a GPU, cores a GPU that decode, monitors of the time of 10 steps"
     )
+    decode = statistics.mean(decoding.seconds)
     for use in UTILIZATIONS:
         for links, speed in NODE_LINKS.items():
             compute, seconds = clips * flops.whole / (PEAK_FLOPS * use), transfer_seconds(traffic, speed)
@@ -347,9 +361,9 @@ def print_projection(data: Path | None, root: str) -> None:
             print(
                 f"| {use:.0%} | {links} | {1e3 * compute:.1f} | {1e3 * communication:.1f} | {1e3 * shown:.1f} "
                 f"| {1e3 * step:.1f} | {shown / step:.0%} | {communication / (compute + communication):.0%} "
-                f"| {clips / step:.0f} | {clips / step * statistics.mean(decoding):.1f} | {looking / 10 / step:.1%} |"
+                f"| {clips / step:.0f} | {clips / step * decode:.1f} | {looking / 10 / step:.1%} |"
             )
-    print_assumptions(flops, sum(parameter.numel() for parameter in model.parameters()), decoding, looking, data)
+    print_assumptions(flops, sum(parameter.numel() for parameter in model.parameters()), decoding, looking)
 
 
 def hidden_seconds(traffic: dict[str, Traffic], seconds: dict[str, float], backward: float) -> float:
@@ -358,25 +372,27 @@ def hidden_seconds(traffic: dict[str, Traffic], seconds: dict[str, float], backw
     return min(backward, whole - whole / num_buckets(traffic["parameters' gradients"].payload))
 
 
-def print_assumptions(flops: Flops, parameters: int, decoding: list[float], looking: float, data: Path | None) -> None:
-    mean, longest = 1e3 * statistics.mean(decoding), 1e3 * max(decoding)
-    videos = "real clips" if data else "the demo's videos of 64 x 64 pixels, far too little: give --data"
+def print_assumptions(flops: Flops, parameters: int, decoding: Decoding, looking: float) -> None:
+    mean, longest = 1e3 * statistics.mean(decoding.seconds), 1e3 * max(decoding.seconds)
     low, high = UTILIZATIONS
-    print(f"""
-- Counted: {parameters:,} parameters, all trained; {flops.forward / 1e9:.1f} GFLOP forward and {flops.whole / 1e9:.1f} \
-in all a clip with its captions
-  (a multiplication and an addition are two); bytes, by the formula that every measured step above was checked with.
-- Measured: {mean:.1f} ms of one core a clip from file to uint8 frames (mean of {len(decoding)}, longest {longest:.0f}; \
-{videos});
-  {1e3 * looking:.1f} ms a look of the monitors at a global batch, in one thread, while all processes wait.
-- Assumed: {PEAK_FLOPS / 1e12:.0f} TFLOP/s at most (A100, bf16), of which {low:.0%} or {high:.0%} is had: narrow 3-D \
-convolutions and batch norms
-  wait for memory. Everything else hangs on this. {NUM_WORDS:,} words.
-- Assumed: {GPUS_A_NODE} GPUs a node; rings leave each node once, and NVLink inside is faster; {LINK_USE:.0%} of the \
-links' speed is had;
-  {1e6 * GPU_HOP_SECONDS:.0f} us a hop between GPUs, {1e6 * CPU_HOP_SECONDS:.0f} us between CPUs (facts, exchange).
-- Assumed: gradients are exchanged while backward goes on, but for the last of DDP's buckets of 25 MiB; nothing else is
-  hidden. No process is slower than another, and no step waits for videos: with fewer cores, decoding decides.""")
+    lines = [
+        f"Counted: {parameters:,} parameters, all trained; {flops.forward / 1e9:.1f} GFLOP forward and "
+        f"{flops.whole / 1e9:.1f} in all a clip with its captions (a multiplication and an addition are two); bytes, "
+        "by the formula that every measured step above was checked with.",
+        f"Measured: {mean:.1f} ms of one core a clip from file to uint8 frames (mean of {len(decoding.seconds)}, "
+        f"longest {longest:.0f}; videos: {decoding.videos}); {1e3 * looking:.1f} ms of one core a look of the monitors "
+        "at a global batch, while all processes wait.",
+        f"Assumed: {PEAK_FLOPS / 1e12:.0f} TFLOP/s at most (A100, bf16), of which {low:.0%} or {high:.0%} is had, as "
+        "narrow 3-D convolutions and batch norms wait for memory: everything else hangs on this. A vocabulary of "
+        f"{NUM_WORDS:,}.",
+        f"Assumed: {GPUS_A_NODE} GPUs a node; rings leave each node once, and NVLink inside is faster; {LINK_USE:.0%} "
+        f"of the links' speed is had; a hop takes {1e6 * GPU_HOP_SECONDS:.0f} us between GPUs and "
+        f"{1e6 * CPU_HOP_SECONDS:.0f} us between CPUs (facts, exchange).",
+        "Assumed: gradients are exchanged while backward goes on, but for the last of DDP's buckets of 25 MiB; nothing "
+        "else is hidden. No process is slower than another, and no step waits for videos: with fewer cores than that, "
+        "decoding decides.",
+    ]
+    print("\n" + "\n".join(textwrap.fill(line, 118, initial_indent="- ", subsequent_indent="  ") for line in lines))
 
 
 def main() -> None:

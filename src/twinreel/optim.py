@@ -130,7 +130,9 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        self.weights = {
+            name: weight.detach().clone() for name, weight in model.named_parameters(remove_duplicate=False)
+        }
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Go on from saved averages, by name."""
@@ -141,7 +143,7 @@ class WeightAverage:
     def update(self, model: nn.Module, step: int) -> None:
         """Take in the weights after a step, from 1."""
         share = 1 - min(self.decay, (1 + step) / (10 + step))
-        for name, weight in model.named_parameters():
+        for name, weight in model.named_parameters(remove_duplicate=False):
             self.weights[name].lerp_(weight.detach(), share)
 
     @contextmanager

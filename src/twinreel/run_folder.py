@@ -11,8 +11,8 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
@@ -65,32 +65,46 @@ def locked(run: Path, *, wait_seconds: float = 0.0, say: Callable[[str], None] =
     Raises:
         ConfigError: another job holds it, or no lock can be made there.
     """
+    made = [folder for folder in (run, *run.parents) if not folder.exists()]
+    last = time.monotonic() + wait_seconds
+    told = False
+    while True:
+        with _open_lock(run) as file:
+            if _take(file, run):
+                file.truncate(0)
+                held = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%F %T")}
+                file.write(json.dumps(held))
+                file.flush()
+                try:
+                    yield
+                finally:
+                    _leave_nothing(run, made)
+                return
+        if time.monotonic() >= last:
+            raise ConfigError(
+                f"{run} is in use: {_holder(run)} trains there. Wait for it, stop it, or choose another --out"
+            )
+        if not told:
+            say(f"{run} is held by {_holder(run)}; waiting up to {wait_seconds:g} s for it to end")
+        told = True
+        time.sleep(0.2)
+
+
+def _open_lock(run: Path) -> IO[str]:
     try:
         run.mkdir(parents=True, exist_ok=True)
-        file = (run / LOCK).open("a+", encoding="utf-8")
+        return (run / LOCK).open("a+", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{run}: no run folder can be made there: {error.strerror}; choose another --out") from error
-    with file:
-        last = time.monotonic() + wait_seconds
-        told = False
-        while not _take(file, run):
-            if time.monotonic() >= last:
-                raise ConfigError(
-                    f"{run} is in use: {_holder(run)} trains there. Wait for it, stop it, or choose another --out"
-                )
-            if not told:
-                say(f"{run} is held by {_holder(run)}; waiting up to {wait_seconds:g} s for it to end")
-            told = True
-            time.sleep(0.2)
-        file.truncate(0)
-        file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%F %T")}))
-        file.flush()
-        try:
-            yield
-        finally:
-            if [item.name for item in run.iterdir()] == [LOCK]:  # a run that was refused leaves nothing behind
-                (run / LOCK).unlink()
-                run.rmdir()
+
+
+def _leave_nothing(run: Path, made: Sequence[Path]) -> None:
+    """A run that was refused leaves neither its lock nor the folders made for it."""
+    with suppress(OSError):
+        if [item.name for item in run.iterdir()] == [LOCK]:
+            (run / LOCK).unlink()
+            for folder in made:
+                folder.rmdir()
 
 
 def _take(file: IO[str], run: Path) -> bool:
@@ -103,7 +117,10 @@ def _take(file: IO[str], run: Path) -> bool:
             f"{run}: this file system cannot lock files ({error.strerror}), so nothing would keep two jobs from "
             "writing to one run; choose an --out on another one"
         ) from error
-    return True
+    try:
+        return os.fstat(file.fileno()).st_ino == (run / LOCK).stat().st_ino
+    except FileNotFoundError:  # its holder was refused and took it away in between
+        return False
 
 
 def _holder(run: Path) -> str:

@@ -29,10 +29,10 @@ def videos(tmp_path_factory):
 def arguments(videos, run, *more, uneven=True):
     return (
         "demo", f"model={{name: 'own_parts:towers', size: 8, uneven: {str(uneven).lower()}}}", f"data.root={videos}",
-        "data.source=own_parts:rows", "data.num_workers=2", "data.max_faults=0.5", "task.num_candidates=2", "train.global_batch_size=8",
-        f"train.num_steps={STEPS}", "train.log_every=1", f"train.save_every={SAVE_EVERY} steps", "train.keep_last=3",
-        "optim.warmup_steps=2", f"eval.every={EVAL_EVERY} steps", "eval.num_clips=2", "eval.batch_size=4",
-        *more, "--out", run,
+        "data.source=own_parts:rows", "data.num_workers=2", "data.max_faults=0.5", "task.num_candidates=2",
+        f"train.num_steps={STEPS}", "train.global_batch_size=8", "train.log_every=1", "train.keep_last=3",
+        f"train.save_every={SAVE_EVERY} steps", "optim.warmup_steps=2", f"eval.every={EVAL_EVERY} steps",
+        "eval.num_clips=2", "eval.batch_size=4", *more, "--out", run,
     )  # fmt: skip
 
 

@@ -85,16 +85,18 @@ def records(run, kind="train"):
 
 
 def assert_same_runs(one, other):
-    """Weights, averages, what the task learned, optimizer and lines of metrics.jsonl are equal bit for bit."""
+    """Weights, averages, what the task learned, optimizer, counters and metrics.jsonl are equal bit for bit."""
     assert_same(weights_of(one), weights_of(other))
     assert_same(weights_of(one, averaged=True), weights_of(other, averaged=True))
     (first, _), (second, _) = find_checkpoint(one), find_checkpoint(other)
     assert sorted(path.name for path in first.iterdir()) == sorted(path.name for path in second.iterdir())
     if (first / "task.safetensors").exists():
         assert_same(read_task_weights(first), read_task_weights(second))
-    states = [load_training_state(checkpoint)["optimizer"]["state"] for checkpoint in (first, second)]
-    for a, b in zip(*(state.values() for state in states), strict=True):
+    states = [load_training_state(checkpoint) for checkpoint in (first, second)]
+    for a, b in zip(*(state["optimizer"]["state"].values() for state in states), strict=True):
         assert_same(a, b)
+    counters = [{**state["state"], "seconds": None} for state in states]
+    assert counters[0] == counters[1]
     for kind in ("train", "eval"):
         assert records(one, kind) == records(other, kind)
 

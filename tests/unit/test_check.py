@@ -227,7 +227,7 @@ def test_the_table_has_a_line_for_each_fact_and_the_json_is_the_same(collection)
     result = check_recipe(recipe(collection), collection / "sheet.png")
     table = result.to_table().splitlines()
     assert [line.split("  ")[0] for line in table] == [name.replace("_", " ") for name in result.facts]
-    assert result.to_json() == {"facts": result.facts, "warnings": []}
+    assert result.to_json() == {"facts": result.facts, "warnings": [], "problems": []}
 
 
 def test_a_mirrored_clip_is_shown_mirrored_because_the_model_sees_it_so(collection):

@@ -1,11 +1,14 @@
 """The contrastive task: what is masked, what is normalized, and over how many rows the loss is the mean."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from twinreel import losses
 from twinreel.data.clip import Batch
+from twinreel.errors import ConfigError
 from twinreel.models import create_model
 from twinreel.tasks import Contrastive, PairFacts
 from twinreel.text import Vocabulary
@@ -96,6 +99,43 @@ def test_a_loss_gets_what_it_takes_and_shares_add_up_either_way():
     assert torch.equal(shares[0], shares[1])  # who knows no `own` computes the whole, and each process half of it
     assert [own if own is None else own.tolist() for own, _, _ in told] == [None, [0, 2], [1]]
     assert all(ids.tolist() == list(range(6)) and seed == 7 for _, ids, seed in told)
+
+
+def test_a_caption_of_nothing_is_masked_for_towers_that_read_sentences():
+    given = batch(
+        [["a dog", "  "], ["", "."], ["cat", "\t\n"]], [[True, True], [True, True], [False, True]], [True] * 3
+    )
+    text, facts = Contrastive(loss=losses.milnce, num_candidates=2).inputs(nn.Module(), given)
+    assert text == ["a dog", "  ", "", ".", "cat", "\t\n"]  # every one keeps its place
+    assert facts.mask.tolist() == [[True, False], [False, True], [False, False]]
+    assert facts.usable.tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize(("planted", "wanted"), [(9.0, 0.01), (-9.0, 1.0), (2.0, math.exp(-2)), (math.inf, 0.01)])
+def test_a_learned_temperature_is_kept_between_a_hundredth_and_one(planted, wanted):
+    task = Contrastive(loss=losses.info_nce, loss_options={"temperature": 0.05}, learn_temperature=True)
+    assert task.temperature == pytest.approx(0.05) and [name for name, _ in task.named_parameters()] == ["log_scale"]
+    task.log_scale.data.fill_(planted)
+    task.clamp_temperature()
+    assert task.temperature == pytest.approx(wanted)
+
+
+def test_a_fixed_temperature_is_nothing_to_train_or_to_clamp():
+    task = Contrastive(loss=losses.info_nce, loss_options={"temperature": 0.003})
+    task.clamp_temperature()
+    assert task.temperature == 0.003 and not list(task.parameters()) and not task.state_dict()
+    assert Contrastive(loss=losses.info_nce).temperature == 0.07  # the default of the loss
+    assert Contrastive(loss=lambda video, text, *, mask, valid: video.sum()).temperature is None
+
+
+@pytest.mark.parametrize(
+    ("loss", "options"), [(losses.milnce, {}), (lambda v, t, *, mask, valid, normalize: v, {"normalize": True})]
+)
+def test_a_temperature_is_learned_only_where_there_is_one(loss, options):
+    with pytest.raises(
+        ConfigError, match="learn_temperature needs a loss on normalized embeddings that has a temperature"
+    ):
+        Contrastive(loss=loss, loss_options=options, learn_temperature=True)
 
 
 def test_facts_travel_as_numbers():

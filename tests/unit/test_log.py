@@ -194,7 +194,9 @@ def test_the_meter_divides_by_what_really_passed():
     meter = Meter(CPU)
     meter.add(2.0, 1.0, clips=6, captions=12, masked=1, waited=1.0, seconds=2.0)
     meter.add(4.0, 3.0, clips=6, captions=12, masked=2, waited=1.0, seconds=4.0)
-    meter.add(None, math.inf, clips=6, captions=12, masked=0, waited=0.0, seconds=2.0)  # no usable sample, or a step that fp16 skipped
+    meter.add(
+        None, math.inf, clips=6, captions=12, masked=0, waited=0.0, seconds=2.0
+    )  # no usable sample, or a step that fp16 skipped
     values = meter.take(0.25)
     assert values["loss"] == 3.0 and values["gradient_norm"] == 2.0 and values["learning_rate"] == 0.25
     assert values["clips_per_second"] == pytest.approx(18 / 8)

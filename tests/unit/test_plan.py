@@ -66,7 +66,7 @@ def test_a_batch_without_micro_batches_is_cut_as_evenly_as_can_be():
 def test_chunks_and_their_order_depend_on_the_chunk_size_alone():
     whole, two, four = Shares.cut(16), Shares.cut(16, 2, 4), Shares.cut(16, 4, 4)
     chunks = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
-    assert pieces(whole) == [[*range(16)]] == [sum(chunks, [])]
+    assert pieces(whole) == [[*range(16)]] == [[at for chunk in chunks for at in chunk]]
     assert pieces(Shares.cut(16, 1, 4)) == pieces(two) == pieces(four) == pieces(Shares.cut(16, 4)) == chunks
     assert [(shares.num_processes, shares.num_micro_batches) for shares in (whole, two, four)] == [
         (1, 1), (2, 2), (4, 1)

@@ -1,9 +1,7 @@
-"""The loop: resumed = uninterrupted, chunked = whole, faults, signals, precision, and what a run folder holds."""
+"""The loop: resumed = uninterrupted, chunked = whole, faults, precision, and what a run folder holds."""
 
 import contextlib
 import json
-import os
-import signal
 
 import pytest
 import torch
@@ -197,6 +195,28 @@ def test_the_run_folder_says_what_happened(tmp_path, videos):  # B050: batch, ac
     assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 7))
 
 
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [
+        ((8, 1, 4), "global batch 8 = 1 process x 2 micro-batches x 4 clips on cpu, "
+                    "12 negative captions a clip (of the micro-batch across processes), precision fp32"),
+        ((8, 2, 2), "global batch 8 = 2 processes x 2 micro-batches x 2 clips on cpu, "
+                    "12 negative captions a clip (of the micro-batch across processes)"),
+        ((8, 3, None), "global batch 8 = 3 processes x 1 micro-batch x 3 or 2 clips on cpu, "
+                       "28 negative captions a clip (of the global batch)"),
+    ],
+)  # fmt: skip
+def test_the_start_line_says_how_the_batch_is_shared_and_what_a_clip_is_compared_with(videos, shares, words):  # B050
+    wanted = recipe(videos, "train.global_batch_size=8", "train.ema_decay=0.999", "train.seed=7")
+    parts = build_parts(wanted, CPU)
+    parts.shares = Shares.cut(*shares)
+    line = start_line(wanted, parts, 3)
+    assert words in line
+    for words in ("seed 7", "weights averaged (EMA 0.999); going on from step 3", "batch norm per_process",
+                  "it belongs to the global batch and is never scaled"):  # fmt: skip
+        assert words in line
+
+
 def test_a_loaded_model_answers_as_the_trained_one_and_best_is_taken(tmp_path, videos):
     run = tmp_path / "run"
     result = train(recipe(videos), run, quiet=True)
@@ -243,143 +263,6 @@ def test_a_broken_newest_checkpoint_is_named_and_training_goes_on_from_the_one_b
     train(recipe(videos), run, resume=True)
     assert "step_0000006 is broken" in capsys.readouterr().err
     assert_same(before, weights_of(run))
-
-
-def test_sigterm_saves_and_the_resumed_run_equals_an_undisturbed_one(tmp_path, videos, monkeypatch):
-    wanted = recipe(videos)
-    train(wanted, tmp_path / "whole", quiet=True)
-    in_step(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    result = train(wanted, tmp_path / "parts", quiet=True)
-    monkeypatch.undo()
-    assert (result.steps, result.stopped_by) == (3, "SIGTERM")
-    assert find_checkpoint(tmp_path / "parts")[0].name == "step_0000003"
-    train(wanted, tmp_path / "parts", resume=True, quiet=True)
-    assert_same_runs(tmp_path / "whole", tmp_path / "parts")
-
-
-def test_sigusr1_saves_and_the_run_goes_on(tmp_path, videos, monkeypatch, capsys):
-    wanted = recipe(videos, "train.save_every=4 steps")
-    train(wanted, tmp_path / "whole", quiet=True)
-    in_step(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGUSR1))
-    before = signal.getsignal(signal.SIGUSR1)
-    result = train(wanted, tmp_path / "run")
-    monkeypatch.undo()
-    assert (result.steps, result.stopped_by) == (6, None) and signal.getsignal(signal.SIGUSR1) == before
-    assert "step 3: saved, because of SIGUSR1" in capsys.readouterr().err
-    checkpoints = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step_*"))
-    assert checkpoints == ["step_0000003", "step_0000004", "step_0000006"]  # and is not saved once more after step 5
-    assert_same_runs(tmp_path / "whole", tmp_path / "run")
-    train(wanted, tmp_path / "run", resume="step_3", quiet=True)
-    assert_same_runs(tmp_path / "whole", tmp_path / "run")
-
-
-@pytest.mark.parametrize("moment", ["exchange", "_note_faults"])
-@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGUSR1, None)])
-def test_a_signal_that_comes_too_late_for_the_other_processes_is_told_after_the_next_step(
-    tmp_path, videos, monkeypatch, number, name, moment
-):
-    """Not lost, and not acted upon by this process alone: the others would wait for it in another place."""
-    real, calls = getattr(training, moment), []
-
-    def disturbed(*args):
-        calls.append(1)
-        if len(calls) == 3:  # this process has said already that nobody asked it for anything
-            os.kill(os.getpid(), number)
-        return real(*args)
-
-    monkeypatch.setattr(training, moment, disturbed)
-    result = train(recipe(videos, "train.save_every=6 steps"), tmp_path / "run", quiet=True)
-    assert (result.stopped_by, result.steps) == (name, 4 if name else 6)
-    saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step_*"))
-    assert saved == (["step_0000004"] if name else ["step_0000004", "step_0000006"])
-
-
-def test_a_non_finite_loss_stops_before_the_step_and_names_the_samples(tmp_path, videos, monkeypatch):
-    real, calls = Contrastive.share, []
-
-    def poisoned(self, *args, **options):
-        share = real(self, *args, **options)
-        in_a_step = "negative_seed" in options
-        return share * float("nan") if in_a_step and (calls.append(1) or len(calls) == 4) else share
-
-    monkeypatch.setattr(Contrastive, "share", poisoned)
-    words = r"step 4: the loss is nan; no weight was changed. Samples: .*train_0.*; all embeddings are finite"
-    with pytest.raises(TrainingError, match=words):
-        train(recipe(videos), tmp_path / "run", quiet=True)
-    assert find_checkpoint(tmp_path / "run")[0].name == "step_0000002"
-
-
-@pytest.mark.parametrize("tower", ["video", "text"])
-def test_the_sample_whose_embedding_is_not_finite_is_named_and_the_step_is_kept_for_a_replay(
-    tmp_path, videos, monkeypatch, tower
-):
-    wanted = recipe(videos, "train.save_every=1 steps", "train.micro_batch_size=2", "train.keep_last=9")
-    train(wanted, tmp_path / "whole", quiet=True)
-    real, calls = Embedder.forward, []
-
-    def poisoned(self, video, text):
-        embeddings = dict(zip(("video", "text"), real(self, video, text), strict=True))
-        calls.append(1)
-        if len(calls) == 8:  # the second micro-batch of step 4
-            embeddings[tower] = embeddings[tower].clone()
-            embeddings[tower][-1] = float("nan")  # of its last clip
-        return tuple(embeddings.values())
-
-    monkeypatch.setattr(Embedder, "forward", poisoned)
-    run = tmp_path / "run"
-    with pytest.raises(TrainingError) as told:
-        train(wanted, run, quiet=True)
-    monkeypatch.undo()
-    assert_same(weights_of(run), weights_of(tmp_path / "whole", "step_3"))  # the last checkpoint is intact
-    file = run / "non_finite" / "step_0000004.json"
-    record = json.loads(file.read_text())
-    assert (record["step"], record["what"], record["value"], record["num_processes"]) == (4, "loss", "nan", 1)
-    parts = build_parts(wanted, CPU)
-    assert [(row["epoch"], row["row"]) for row in record["batch"]] == parts.plan.batch(3)
-    assert [row["id"] for row in record["batch"]] == [parts.rows[index].id for _, index in parts.plan.batch(3)]
-    assert [row[f"{tower}_finite"] for row in record["batch"]] == [True, True, True, False]
-    assert all(row["video_finite"] for row in record["batch"]) == (tower == "text")
-    bad = record["batch"][-1]["id"]
-    assert f"embeddings that are not finite: {bad}. All are in {file}" in str(told.value)
-    assert f"twinreel replay {run} --step 4" in str(told.value) and "optim.clip_norm" in str(told.value)
-    kept, _ = find_checkpoint(run / "non_finite")
-    assert kept.name == "step_0000003"
-    state = load_training_state(kept)["optimizer"]["state"]
-    for one, other in zip(state.values(), load_training_state(find_checkpoint(run)[0])["optimizer"]["state"].values(), strict=True):
-        assert_same(one, other)
-    train(wanted, run, resume=True, quiet=True)
-    assert_same_runs(run, tmp_path / "whole")
-
-
-def test_a_non_finite_gradient_stops_too(tmp_path, videos, monkeypatch):
-    real = training.global_gradient
-
-    def poisoned(parts, *args):
-        result = real(parts, *args)
-        next(p for p in parts.model.parameters() if p.grad is not None).grad.fill_(float("inf"))
-        return result
-
-    monkeypatch.setattr(training, "global_gradient", poisoned)
-    with pytest.raises(TrainingError, match=r"step 1: the gradient norm is (inf|nan); no weight was changed"):
-        train(recipe(videos), tmp_path / "run", quiet=True)
-    monkeypatch.undo()
-    start = build_parts(recipe(videos), CPU).model.state_dict()
-    kept = weights_of(tmp_path / "run" / "non_finite", "step_0")
-    assert all(torch.equal(value, kept[name]) for name, value in start.items() if "running" not in name and "batches" not in name)
-    assert train(recipe(videos), tmp_path / "run", resume=True, quiet=True).steps == 6
-
-
-def test_out_of_memory_names_the_peak_and_the_ladder(tmp_path, videos, monkeypatch):
-    def too_large(*args):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-
-    monkeypatch.setattr(training, "global_gradient", too_large)
-    for frugal, words in (
-        ("false", r"micro_batch_size=2.*stays 4.*train.activation_checkpointing=true; .*bf16.*fewer frames last"),
-        ("true", r"micro_batch_size=2 \(the global batch stays 4\); train.precision=bf16; .*fewer frames last"),
-    ):
-        with pytest.raises(TrainingError, match=rf"peak \d+\.\d GB\) with 4 clips at once.*{words}"):
-            train(recipe(videos, f"train.activation_checkpointing={frugal}"), tmp_path / frugal, quiet=True)
 
 
 def test_clipping_bounds_the_step(tmp_path, videos):
@@ -516,6 +399,43 @@ def test_a_run_that_began_with_founding_weights_resumes_with_its_table_frozen(tm
     assert torch.equal(before["text_tower.word_embd.weight"], founding["text_module.word_embd.weight"])
     train(wanted, tmp_path / "run", resume="step_2", quiet=True)
     assert_same(before, weights_of(tmp_path / "run"))
+
+
+def own_videos(folder, captions, broken=(), *more):
+    """A recipe of one epoch over numbered videos, a caption each; some are no videos at all."""
+    from videos import make_video
+
+    lines = ["video,caption"]
+    for i, caption in enumerate(captions):
+        if i in broken:
+            (folder / f"{i}.mp4").write_text("no video")
+        else:
+            make_video(folder / f"{i}.mp4", num_frames=8, frame_rate=8, size=(48, 48))
+        lines.append(f"{i}.mp4,{caption}")
+    (folder / "m.csv").write_text("\n".join(lines))
+    return lambda *overrides: load_recipe("s3dg_small_own_videos", [
+        f"data.manifest={folder / 'm.csv'}", "model.preprocessing={num_frames: 4, frame_rate: 8.0, crop_size: 32}",
+        "train.num_epochs=1", f"train.global_batch_size={len(captions)}", "data.num_workers=0",
+        "optim.warmup_epochs=0", "model.name=conv3d_small", "data.max_faults=1.0", "train.log_every=1", *more,
+        *overrides,
+    ])  # fmt: skip
+
+
+def test_faults_and_masked_captions_are_those_of_the_global_batch_whatever_the_micro_batches(tmp_path):
+    """Of 8 captions 4 are padding, one says no known word, and two are of clips that cannot be read."""
+    captions = ["red one", "red two", "zebra", "red three"]
+    wanted = own_videos(tmp_path, captions, (1, 3), "task.num_candidates=2", "model.min_word_count=2")
+    for micro in (4, 2, 1):
+        train(wanted(f"train.micro_batch_size={micro}"), tmp_path / str(micro), quiet=True)
+    order = [row for _, row in build_parts(wanted(), CPU).plan.batch(0)]
+    faults = [json.loads(line) for line in (tmp_path / "4" / "faults.jsonl").read_text().splitlines()]
+    assert [(fault["step"], fault["id"]) for fault in faults] == [
+        (1, f"{row}.mp4") for row in order if row in (1, 3)
+    ]  # fmt: skip
+    for micro in (4, 2, 1):
+        [line] = records(tmp_path / str(micro))
+        assert (line["faults"], line["masked_captions"]) == (2, 7 / 8)
+        assert (tmp_path / str(micro) / "faults.jsonl").read_text() == (tmp_path / "4" / "faults.jsonl").read_text()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

@@ -7,12 +7,14 @@ import math
 import pytest
 import torch
 from small_runs import CPU, assert_same, assert_same_runs, be_killed, in_step, own, recipe, records, weights_of
+from torch import nn
 
 from twinreel import training
 from twinreel.assembly import load_model, load_run
-from twinreel.checkpoint import find_checkpoint, read_task_weights
+from twinreel.checkpoint import find_checkpoint, read_task_weights, read_weights, save_checkpoint
 from twinreel.errors import CheckpointError, ConfigError
 from twinreel.evaluation import evaluate
+from twinreel.optim import WeightAverage
 from twinreel.parts import build_parts
 from twinreel.training import train
 
@@ -22,20 +24,23 @@ def videos(tmp_path_factory):
     return tmp_path_factory.mktemp("videos")
 
 
-@pytest.mark.parametrize("make", [recipe, own])
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["train.ema_decay=0.9"],
-        ["task.learn_temperature=true"],
-        ["train.cached_negatives=true", "train.batch_norm=frozen", "train.micro_batch_size=2"],
-        [
-            "train.ema_decay=0.5", "task.learn_temperature=true", "train.batch_norm=frozen",
-            "train.cached_negatives=true", "train.micro_batch_size=1", "train.activation_checkpointing=true",
-        ],
-    ],
-    ids=["ema", "temperature", "cached", "all"],
+EVERYTHING = (
+    "train.ema_decay=0.5", "task.learn_temperature=true", "train.batch_norm=frozen", "train.cached_negatives=true",
+    "train.micro_batch_size=1", "train.activation_checkpointing=true",
 )  # fmt: skip
+CACHED = ("train.cached_negatives=true", "train.batch_norm=frozen", "train.micro_batch_size=2")
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        pytest.param(own, ["train.ema_decay=0.9"], id="averaged weights"),
+        pytest.param(own, ["task.learn_temperature=true"], id="learned temperature"),
+        pytest.param(own, CACHED, id="cached negatives"),
+        pytest.param(own, EVERYTHING, id="everything"),
+        pytest.param(recipe, EVERYTHING, id="everything, conv3d_small"),
+    ],
+)
 def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path, videos, monkeypatch, make, options):
     wanted = make(videos, "train.save_every=4 steps", "eval.every=3 steps", *options)
     train(wanted, tmp_path / "whole", quiet=True)
@@ -79,6 +84,19 @@ def test_averaged_weights_are_saved_loaded_and_judged_and_change_nothing_else(tm
     assert_same(weights_of(tmp_path / "plain"), weights)
     assert not (find_checkpoint(tmp_path / "plain")[0] / "averaged.safetensors").exists()
     assert plain.report.metrics["loss"] != pytest.approx(result.report.metrics["loss"], rel=1e-3)
+
+
+def test_tied_weights_are_loaded_averaged_under_both_names(tmp_path):
+    model = nn.ModuleDict({"video": nn.Linear(3, 3), "text": nn.Linear(3, 3)})
+    model["text"].weight = model["video"].weight
+    average = WeightAverage(model, 0.5)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(1)
+    average.update(model, 1)
+    checkpoint = save_checkpoint(tmp_path, 1, model, {}, {}, averaged=average.weights)
+    model.load_state_dict(read_weights(checkpoint, averaged=True))
+    assert torch.equal(model["video"].weight, average.weights["video.weight"])
 
 
 def test_another_decay_is_refused_on_resume(tmp_path, videos):
@@ -138,7 +156,9 @@ def test_the_gradient_of_the_temperature_is_that_of_the_loss(tmp_path, videos):
 def test_a_scale_beyond_the_limits_is_clamped_and_the_run_stays_finite(tmp_path, videos, monkeypatch, scale, clamped):
     plant(monkeypatch, scale)  # B082
     run = tmp_path / "run"
-    train(recipe(videos, "task.learn_temperature=true", "train.save_every=1 steps", "train.keep_last=9"), run, quiet=True)
+    train(
+        recipe(videos, "task.learn_temperature=true", "train.save_every=1 steps", "train.keep_last=9"), run, quiet=True
+    )
     lines = records(run)
     assert len(lines) == 6 and all(math.isfinite(line["loss"]) and line["gradient_norm"] > 0 for line in lines)
     assert lines[0]["logit_scale"] == pytest.approx(clamped)
@@ -150,7 +170,11 @@ def test_a_scale_beyond_the_limits_is_clamped_and_the_run_stays_finite(tmp_path,
 @pytest.mark.parametrize("temperature", ["0", "-1", "0.0001", "100"])
 def test_a_learned_temperature_cannot_start_where_a_fixed_one_cannot_be(tmp_path, videos, temperature):
     with pytest.raises(ConfigError, match="temperature"):
-        train(recipe(videos, f"task.temperature={temperature}", "task.learn_temperature=true"), tmp_path / "run", quiet=True)
+        train(
+            recipe(videos, f"task.temperature={temperature}", "task.learn_temperature=true"),
+            tmp_path / "run",
+            quiet=True,
+        )
     assert not (tmp_path / "run").exists()
 
 

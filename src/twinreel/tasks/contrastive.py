@@ -14,6 +14,7 @@ from torch.nn import functional
 from twinreel.data.clip import Batch
 from twinreel.errors import ConfigError
 from twinreel.losses import SEGMENT_LOSSES, binary_nce, clip_bag, info_nce, pooled_similarity, text_ids
+from twinreel.losses.common import check_temperature
 
 __all__ = ["Contrastive", "Embedder", "PairFacts"]
 
@@ -87,6 +88,9 @@ class Contrastive(nn.Module):
                     "task.learn_temperature needs a loss on normalized embeddings that has a temperature: info_nce, "
                     "clip_bag, binary_nce, or milnce with task.normalize=true"
                 )
+            check_temperature(
+                f"{getattr(loss, '__name__', 'the loss')} with task.learn_temperature", self.temperature, unit=True
+            )
             self.log_scale = nn.Parameter(torch.tensor(-math.log(self.temperature)))
 
     def _option(self, name: str) -> Any:
