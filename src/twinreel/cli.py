@@ -271,7 +271,7 @@ def train(
     elif result.report is not None:
         print(result.report.to_table())
     if result.stopped_by is not None:
-        raise typer.Exit(143 if result.stopped_by == "SIGTERM" else 130)
+        raise typer.Exit(128 + signal.Signals[result.stopped_by])
 
 
 @app.command("eval")

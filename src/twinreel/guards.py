@@ -88,7 +88,10 @@ class Signals:
 
 @contextmanager
 def watched_signals() -> Iterator[Signals]:
-    """SIGTERM and SIGINT ask a run to stop, SIGUSR1 to save and go on; the loop looks after every step."""
+    """SIGTERM, SIGHUP and SIGINT ask a run to stop, SIGUSR1 to save and go on; the loop looks after every step.
+
+    A SIGHUP that is ignored (nohup) stays so.
+    """
     asked = Signals()
     if threading.current_thread() is not threading.main_thread():
         yield asked
@@ -102,7 +105,9 @@ def watched_signals() -> Iterator[Signals]:
         else:
             asked.asked_stop = signal.Signals(number).name
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
+    numbers += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+    before = {number: signal.signal(number, ask) for number in numbers}
     try:
         yield asked
     finally:

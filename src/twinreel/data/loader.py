@@ -132,7 +132,12 @@ def _start_worker(worker: int) -> None:
     torch.set_num_threads(1)  # decoding scales by processes; threads of threads only fight
     if not isinstance(multiprocessing.current_process(), SERVED) and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no reader outlives a run that is killed
-    for number in (signal.SIGTERM, signal.SIGINT):  # a signal to the whole group is the run's to answer: it saves
+    for number in (
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGHUP,
+        signal.SIGUSR1,
+    ):  # a signal to the whole group is the run's to answer: it saves
         signal.signal(number, signal.SIG_IGN)
 
 
