@@ -1,6 +1,6 @@
 """What several processes cost: steps of 1 and 2 processes on this machine, and a projection to 64 GPUs.
 
-    python benchmarks/scale.py                     # or TWINREEL_TEST_DATA=CLIPS for decoding; about a minute and a half
+    python benchmarks/scale.py                     # or TWINREEL_TEST_DATA=CLIPS for decoding; about a minute
 
 Measured is the whole step of the demo's recipe on batches that lie in memory: forward, loss, backward, exchange,
 optimizer. The parent is the single process, its two children the group; they take turns, each with one thread, so that
@@ -293,7 +293,7 @@ class Decoding(NamedTuple):
 def measure_decoding(recipe: Recipe, model: nn.Module, data: Path | None, root: str) -> Decoding:
     """Of training samples of the large recipe, in one process."""
     if data is None:
-        rows, what = load_rows("generated", root, "train", seed=0, num_videos=NUM_VIDEOS), "the demo's: give --data"
+        rows, what = load_rows("generated", root, "train", seed=0, num_videos=NUM_VIDEOS), "the demo's (give --data)"
     else:
         rows = load_rows("manifest", str(data), "train", manifest=str(data / "caption" / "items.jsonl"))
         what = "real ones"

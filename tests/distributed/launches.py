@@ -86,8 +86,9 @@ class Launch:
 
     def ranks(self, members=None):
         """Process ids of the training processes, by rank."""
-        children = [pid for pid, parent in (members or self.members()).items() if parent == self.process.pid]
-        return sorted(children, key=_rank)
+        members = members or self.members()
+        ranks = {_rank(pid): pid for pid, parent in members.items() if parent == self.process.pid}
+        return [ranks[rank] for rank in sorted(ranks.keys() - {None})]
 
     def readers(self, members=None):
         """Process ids of the reader processes of all ranks."""
@@ -129,7 +130,7 @@ class Launch:
 
 def _rank(pid):
     words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return next((int(word[5:]) for word in words if word.startswith(b"RANK=")), -1)
+    return next((int(word.removeprefix(b"RANK=")) for word in words if word.startswith(b"RANK=")), None)
 
 
 def records(run, kind):

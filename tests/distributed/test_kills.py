@@ -1,20 +1,96 @@
 """Killed without warning under torchrun and resumed: order, losses and weights are those of an undisturbed run."""
 
+import itertools
 import json
+import os
 import random
 import shutil
+import signal
+import sys
 import time
 
 import own_parts
 import pytest
 import torch
 from launches import Launch, records
+from torch import nn
 
-from twinreel.checkpoint import find_checkpoint, list_checkpoints, load_training_state, read_weights
+from twinreel.checkpoint import (
+    find_checkpoint,
+    list_checkpoints,
+    load_training_state,
+    prune_checkpoints,
+    read_weights,
+    save_checkpoint,
+    set_link,
+)
 
 STEPS, SAVE_EVERY, EVAL_EVERY = 100, 2, 6
 VICTIMS = ("launcher", "rank 0", "rank 1", "a reader", "everybody")
 KILLS_EACH, SEED = 4, 7
+FILE_OPERATIONS = ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.symlink")
+
+
+# ---- one checkpoint, killed before each of its file operations
+
+
+def killed_before(operation, work):
+    """Whether `work` in a process of its own came to this file operation, where SIGKILL waited for it."""
+    child = os.fork()
+    if child == 0:
+        number = itertools.count()
+
+        def look(event, _):
+            if event in FILE_OPERATIONS and next(number) == operation:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(look)  # never to be removed: hence the process of its own
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
+
+
+def save(run, step):
+    model = nn.Linear(2, 2)
+    nn.init.constant_(model.weight, step)
+    return save_checkpoint(run, step, model, {}, {"step": step})
+
+
+@pytest.mark.parametrize("keep_last", [1, 3])
+def test_whenever_the_writing_of_a_checkpoint_is_killed_a_whole_one_is_found(tmp_path, keep_last):
+    save(tmp_path / "before", 2)
+
+    def work():
+        """What a run does at a step that is saved, judged for the first time and hence the best."""
+        save(run, 4)
+        prune_checkpoints(run, keep_last)
+        set_link(run, "best", save(run, 4))
+        prune_checkpoints(run, keep_last)
+
+    found = []
+    for operation in itertools.count():
+        run = tmp_path / str(operation)
+        shutil.copytree(tmp_path / "before", run, symlinks=True)
+        if not killed_before(operation, work):
+            break
+        for name in (None, "best") if (run / "checkpoints" / "best").is_symlink() else (None,):
+            checkpoint, warnings = find_checkpoint(run, name)
+            step = load_training_state(checkpoint)["step"]
+            assert checkpoint.name == f"step_{step:07d}" and not warnings
+            assert read_weights(checkpoint)["weight"].eq(step).all()
+        found.append(find_checkpoint(run)[0].name)
+        save(run, 6)
+        prune_checkpoints(run, keep_last)
+        assert not list((run / "checkpoints").glob(".part_*")), "something half written is left"
+    assert len(found) > 40 and set(found) == {"step_0000002", "step_0000004"}
+
+
+# ---- whole runs
 
 
 @pytest.fixture(scope="module")
@@ -26,21 +102,28 @@ def videos(tmp_path_factory):
     return root
 
 
-def arguments(videos, run, *more, uneven=True):
+@pytest.fixture
+def seen(tmp_path):
+    """Where every process says what it trains on."""
+    (tmp_path / "seen").mkdir()
+    return tmp_path / "seen"
+
+
+def arguments(videos, run, *, steps=STEPS, uneven=True):
     return (
         "demo", f"model={{name: 'own_parts:towers', size: 8, uneven: {str(uneven).lower()}}}", f"data.root={videos}",
         "data.source=own_parts:rows", "data.num_workers=2", "data.max_faults=0.5", "task.num_candidates=2",
-        f"train.num_steps={STEPS}", "train.global_batch_size=8", "train.log_every=1", "train.keep_last=3",
+        f"train.num_steps={steps}", "train.global_batch_size=8", "train.log_every=1", "train.keep_last=3",
         f"train.save_every={SAVE_EVERY} steps", "optim.warmup_steps=2", f"eval.every={EVAL_EVERY} steps",
-        "eval.num_clips=2", "eval.batch_size=4", *more, "--out", run,
+        "eval.num_clips=2", "eval.batch_size=4", "--out", run,
     )  # fmt: skip
 
 
-def finish(folder, name, num_processes, *line, **environment):
-    """Launch and let it end; the launch, with exit code 0."""
+def end(folder, name, num_processes, *line, code=0, **environment):
+    """Launch and let it end; the launch."""
     with Launch(folder, name, num_processes, *line, **environment) as launch:
         launch.process.wait(240)
-        assert launch.process.returncode == 0, str(launch)
+        assert launch.process.returncode == code, str(launch)
     return launch
 
 
@@ -59,29 +142,39 @@ def by_step(seen, launch, num_processes):
     }
 
 
+def last_saved(run):
+    checkpoint, warnings = find_checkpoint(run)
+    assert not warnings, "the newest checkpoint is broken"
+    return int(checkpoint.name.removeprefix("step_"))
+
+
 def assert_same_tensors(one, other):
     assert one.keys() == other.keys()
     for name, value in one.items():
         assert torch.equal(value, other[name]), name
 
 
-def assert_same_runs(one, other):
-    """Weights, averaged statistics, optimizer and counters bit for bit; losses, scores and faults as written."""
-    (first, _), (second, _) = find_checkpoint(one), find_checkpoint(other)
-    assert first.name == second.name == f"step_{STEPS:07d}"
-    assert_same_tensors(read_weights(first), read_weights(second))
-    assert_same_tensors(read_weights(find_checkpoint(one, "best")[0]), read_weights(find_checkpoint(other, "best")[0]))
-    states = [load_training_state(checkpoint) for checkpoint in (first, second)]
-    for a, b in zip(*(state["optimizer"]["state"].values() for state in states), strict=True):
-        assert_same_tensors(a, b)
-    for state in states:
-        state["state"].pop("seconds")
-        state["optimizer"].pop("state")
-    assert states[0] == states[1]
-    for kind, steps in (("train", range(1, STEPS + 1)), ("eval", [*range(EVAL_EVERY, STEPS, EVAL_EVERY), STEPS])):
+def assert_same_runs(one, other, steps=STEPS):
+    """Weights, optimizer and counters bit for bit; losses, scores and faults as written; nothing said twice."""
+    assert last_saved(one) == last_saved(other) == steps
+    for name in ("last", "best"):
+        (first, _), (second, _) = find_checkpoint(one, name), find_checkpoint(other, name)
+        assert first.name == second.name
+        assert_same_tensors(read_weights(first), read_weights(second))
+        states = [load_training_state(checkpoint) for checkpoint in (first, second)]
+        moments = [state["optimizer"].pop("state") for state in states]
+        for a, b in zip(*(moment.values() for moment in moments), strict=True):
+            assert_same_tensors(a, b)
+        for state in states:
+            state["state"].pop("seconds")
+        assert states[0] == states[1]
+    for kind, due in (("train", range(1, steps + 1)), ("eval", [*range(EVAL_EVERY, steps, EVAL_EVERY), steps])):
         assert records(one, kind) == records(other, kind)
-        assert [line["step"] for line in records(one, kind)] == list(steps)
+        assert [line["step"] for line in records(one, kind)] == list(due)
     assert (one / "faults.jsonl").read_text() == (other / "faults.jsonl").read_text() != ""
+
+
+# ---- twenty kills
 
 
 def doing(run):
@@ -105,10 +198,10 @@ def victims(launch, who, rng):
 
 
 def kill_once(launch, run, who, moment, target, rng):
-    """Kill somebody at a moment after the target step; where that was, and how long the last one took to end."""
+    """Kill somebody at a moment from the target step on; where that was, and how long the last one took to end."""
     launch.wait_for(launch.readers)  # work has begun, and metrics.jsonl is cut back
     if moment == "evaluating":
-        launch.wait_for(lambda: (at := doing(run))[0] >= target and at[1] == "evaluating")
+        launch.wait_for(lambda: (at := doing(run))[0] >= target and at[1] == moment)
         time.sleep(rng.uniform(0, 0.2))
     else:
         launch.wait_for(lambda: doing(run)[0] >= target)
@@ -116,66 +209,98 @@ def kill_once(launch, run, who, moment, target, rng):
     chosen = victims(launch, who, rng)
     step, place = doing(run)
     launch.kill(chosen)
-    return {"killed": who, "after step": step, "while": place, "ended in": launch.ended()}
+    return {"killed": who, "after step": step, "while": place, "ended in": round(launch.ended(), 2)}
 
 
 def kill_and_resume(folder, line, seen):
-    """20 kills of one run, each victim at each kind of moment; the launches and where the kills fell."""
+    """20 kills of one run, each victim once while it evaluates; the launches, and what was done at each kill."""
     rng, run = random.Random(SEED), folder / "killed"
     kills = [(who, "evaluating" if i == 0 else "training") for who in VICTIMS for i in range(KILLS_EACH)]
     rng.shuffle(kills)
-    launches, log = [], []
+    launches, places = [], []
     for number, (who, moment) in enumerate(kills):
         target = max(doing(run)[0], (STEPS - 20) * number // len(kills)) + rng.randint(1, 3)
         resume = ("--resume",) if number else ()
         with Launch(folder, f"killed_{number}", 2, *line, *resume, SEEN=str(seen)) as launch:
-            log.append(kill_once(launch, run, who, moment, target, rng))
-        print(number, log[-1], launch.said()[-600:])
+            fell = kill_once(launch, run, who, moment, target, rng)
+        print(fell)
+        places.append(fell["while"])
         launches.append(launch)
-        assert find_checkpoint(run)[1] == [], "the newest checkpoint is broken"
-    return launches, log
+        last_saved(run)
+    return launches, places
 
 
 def pause_and_kill(folder, line, seen):
     """Killed while the checkpoint after the next is half written; the launch."""
     run = folder / "killed"
-    before = doing(run)[0]
-    target = (before // SAVE_EVERY + 2) * SAVE_EVERY
+    target = (doing(run)[0] // SAVE_EVERY + 2) * SAVE_EVERY
     with Launch(folder, "paused", 2, *line, "--resume", SEEN=str(seen), PAUSE_AT=str(target)) as launch:
         launch.wait_for((folder / own_parts.PAUSED).exists)
         assert list((run / "checkpoints").glob(f".part_step_{target:07d}"))
         launch.kill(launch.members())
         launch.ended()
-    assert max(list_checkpoints(run)).name == f"step_{target - SAVE_EVERY:07d}"
+    assert last_saved(run) == target - SAVE_EVERY
+    assert target not in [int(checkpoint.name.removeprefix("step_")) for checkpoint in list_checkpoints(run)]
     return launch
 
 
 @pytest.mark.slow
-def test_a_run_killed_twenty_times_ends_as_an_undisturbed_one(tmp_path, videos):
-    seen = tmp_path / "seen"
-    seen.mkdir()
-    whole = finish(tmp_path, "whole", 2, *arguments(videos, "whole"), SEEN=str(seen))
-    wanted = by_step(seen, whole, 2)
+def test_a_run_killed_twenty_times_ends_as_an_undisturbed_one(tmp_path, videos, seen):
+    wanted = by_step(seen, end(tmp_path, "whole", 2, *arguments(videos, "whole"), SEEN=str(seen)), 2)
     assert sorted(wanted) == list(range(STEPS)) and len({str(both) for both in wanted.values()}) == STEPS
 
-    line = arguments(videos, "killed")
-    launches, log = kill_and_resume(tmp_path, line, seen)
+    run, line = tmp_path / "killed", arguments(videos, "killed")
+    launches, places = kill_and_resume(tmp_path, line, seen)
+    assert {"training", "evaluating"} <= set(places)
     launches.append(pause_and_kill(tmp_path, line, seen))
-    last_saved = int(find_checkpoint(tmp_path / "killed")[0].name.removeprefix("step_"))
-    others = {n: shutil.copytree(tmp_path / "killed", tmp_path / f"on_{n}", symlinks=True) for n in (1, 3)}
-    launches.append(finish(tmp_path, "finished", 2, *line, "--resume", SEEN=str(seen)))
-    print(*log, sep="\n")
-    assert launches[-1].first_step() == last_saved
-    assert {place for place in (kill["while"] for kill in log)} >= {"training", "evaluating"}
-    assert_same_runs(tmp_path / "whole", tmp_path / "killed")
-    assert not list((tmp_path / "killed" / "checkpoints").glob(".part_*"))
+    saved = last_saved(run)
+    others = {number: shutil.copytree(run, tmp_path / f"on_{number}", symlinks=True) for number in (1, 3)}
+    launches.append(end(tmp_path, "finished", 2, *line, "--resume", SEEN=str(seen)))
+
+    assert launches[-1].first_step() == saved
+    assert_same_runs(tmp_path / "whole", run)
+    assert not list((run / "checkpoints").glob(".part_*"))
     for launch in launches:
+        assert "bug in twinreel" not in launch.said(), str(launch)
         for step, both in by_step(seen, launch, 2).items():
             assert both == wanted[step], (launch.name, step)
-
-    again = finish(tmp_path, "again", 2, *line, "--resume")
+    again = end(tmp_path, "again", 2, *line, "--resume")
     assert f"killed is finished ({STEPS} of {STEPS} steps): nothing to do" in again.said()
-    for number, run in others.items():
-        launch = finish(tmp_path, run.name, number, *arguments(videos, run.name), "--resume", SEEN=str(seen))
-        found = by_step(seen, launch, number)
-        assert found == {step: wanted[step] for step in range(last_saved, STEPS)}
+    for number, other in others.items():
+        launch = end(tmp_path, other.name, number, *arguments(videos, other.name), "--resume", SEEN=str(seen))
+        assert by_step(seen, launch, number) == {step: wanted[step] for step in range(saved, STEPS)}
+
+
+# ---- other numbers of processes
+
+
+@pytest.mark.slow
+def test_order_and_losses_do_not_depend_on_the_number_of_processes(tmp_path, videos, seen):
+    """Four steps on two processes, four on one, four on three = twelve on one."""
+    whole = end(tmp_path, "one", 1, *arguments(videos, "one", steps=12, uneven=False), SEEN=str(seen))
+    line = arguments(videos, "some", steps=12, uneven=False)
+    stop = {"SEEN": str(seen), "STOP_AFTER": "4"}
+    found = by_step(seen, end(tmp_path, "on_2", 2, *line, code=1, **stop), 2)
+    found |= by_step(seen, end(tmp_path, "on_1", 1, *line, "--resume", code=128 + signal.SIGTERM, **stop), 1)
+    last = end(tmp_path, "on_3", 3, *line, "--resume", SEEN=str(seen))
+    assert "num_processes" not in last.said() and "processes: 1 in the run, 3 now" in last.said()
+    found |= by_step(seen, last, 3)
+    assert list(found) == list(range(12)) and found == by_step(seen, whole, 1)
+    for one, other in zip(records(tmp_path / "one", "train"), records(tmp_path / "some", "train"), strict=True):
+        assert one["step"] == other["step"] and one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+    assert (tmp_path / "one" / "faults.jsonl").read_text() == (tmp_path / "some" / "faults.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_three_processes_stopped_and_resumed_end_as_if_undisturbed(tmp_path, videos):
+    """Sums of three depend on their order, and that on DDP's buckets, which must not differ after a resume."""
+    end(tmp_path, "whole", 3, *arguments(videos, "whole", steps=20))
+    line = arguments(videos, "parts", steps=20)
+    with Launch(tmp_path, "first", 3, *line) as launch:
+        launch.wait_for(lambda: doing(tmp_path / "parts")[0] >= 5)
+        launch.process.send_signal(signal.SIGTERM)
+        launch.ended()
+        assert "stopped by SIGTERM after step" in launch.said()
+    assert 5 <= last_saved(tmp_path / "parts") < 20
+    end(tmp_path, "second", 3, *line, "--resume")
+    assert_same_runs(tmp_path / "whole", tmp_path / "parts", 20)
