@@ -143,7 +143,9 @@ def prune_checkpoints(run: Path, keep_last: int) -> None:
         if old.name != kept:
             shutil.rmtree(old)
     for left_over in (run / "checkpoints").glob(".part_*"):
-        if left_over.is_dir():
+        if left_over.is_symlink():
+            left_over.unlink()
+        else:
             shutil.rmtree(left_over, ignore_errors=True)
 
 

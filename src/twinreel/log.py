@@ -131,13 +131,13 @@ class RunLog:
         if not self.quiet:
             self.progress.show(text, force=force)
 
-    def has_record(self, kind: str, step: int) -> bool:
-        """Whether metrics.jsonl has a line of this kind for a step."""
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl of this kind."""
         path = None if self.folder is None else self.folder / "metrics.jsonl"
         if path is None or not path.exists():
-            return False
+            return []
         lines = map(json.loads, filter(None, path.read_text(encoding="utf-8").split("\n")))
-        return any(line["kind"] == kind and line["step"] == step for line in lines)
+        return [line for line in lines if line["kind"] == kind]
 
     def record(self, kind: str, step: int, values: Mapping[str, float | int | str]) -> None:
         """A line of metrics.jsonl, and its numbers in TensorBoard under `kind/`."""

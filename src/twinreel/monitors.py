@@ -17,7 +17,7 @@ __all__ = ["SAFE_TEMPERATURES", "Monitor", "embedding_statistics"]
 
 SAFE_TEMPERATURES = (0.05, 0.2)  # of a loss on embeddings of unit length
 
-MOST_CLIPS = 256  # compared in one look: the scores of more say the same and cost more
+MOST_CLIPS = 128  # compared in one look: the scores of more say the same and cost more
 # Whose rank is taken. Up to here LAPACK works in one thread (0.3 ms); at 128 rows its threads meet hundreds of times,
 # which takes half a second and more where readers share the cores.
 MOST_ROWS = 96
@@ -43,7 +43,7 @@ def embedding_statistics(
     """How the embeddings of a batch lie: lengths, cosines of right and of wrong pairs, effective ranks.
 
     Clips that `valid` or `mask` leave without a video or without a caption take no part, nor do masked captions,
-    whatever their embeddings hold. Of the other clips the first 256 are looked at. Computed in float32 on the CPU,
+    whatever their embeddings hold. Of the other clips the first 128 are looked at. Computed in float32 on the CPU,
     so that the numbers are the same on every device.
 
     Args:

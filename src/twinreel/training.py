@@ -75,8 +75,6 @@ class State:
     """Everything a run carries from step to step, beside weights and optimizer; the same in every process."""
 
     step: int = 0
-    best_value: float | None = None
-    best_step: int | None = None
     skipped_steps: int = 0
     repeated_frames: int = 0
     seconds: float = 0.0
@@ -89,14 +87,6 @@ class State:
     def counters(self) -> dict[str, float]:
         """What metrics.jsonl says of the run so far."""
         return {"skipped_steps": self.skipped_steps, "repeated_frames": self.repeated_frames}
-
-    def keep_best(self, metric: str, report: Report) -> bool:
-        """Whether this report is the best so far by the named metric (larger is better)."""
-        value = report.metrics[metric]
-        if self.best_value is not None and value <= self.best_value and self.best_step != self.step:
-            return False
-        self.best_value, self.best_step = value, self.step
-        return True
 
 
 def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, quiet: bool = False) -> TrainResult:
@@ -128,7 +118,7 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
         if (
             checkpoint is not None
             and _evaluation_due(recipe, parts, state)
-            and not on_main(lambda: log.has_record("eval", state.step))
+            and on_main(lambda: all(record["step"] != state.step for record in log.records("eval")))
         ):
             report = _judge(run, recipe, parts, state, log)  # the run was stopped between saving and judging
         if state.step >= parts.total_steps:
@@ -421,17 +411,24 @@ def _evaluation_due(recipe: Recipe, parts: Parts, state: State) -> bool:
 
 
 def _judge(run: Path, recipe: Recipe, parts: Parts, state: State, log: RunLog) -> Report:
-    """Evaluate the step that was just saved; if it is the best so far, save that and point `best` at it."""
+    """Evaluate the step that was just saved; if it is the best so far, point `best` at it."""
     report = _evaluate(parts, recipe, log).placed(
         recipe, recipe.eval, f"{run.name}/step_{state.step:07d}", averaged=parts.average is not None
     )
     log.say(f"step {state.step}: {report.headline()}")
-    if state.keep_best(recipe.eval.best_metric, report):
-        saved = on_main(lambda: write_checkpoint(run, parts, state))
-        on_main(lambda: set_link(run, "best", saved))
-        on_main(lambda: prune_checkpoints(run, recipe.train.keep_last))  # the best may be another one now
+    on_main(lambda: _crown(run, recipe, state, report, log))
     log.record("eval", state.step, report.metrics)  # last: a step without this line is judged again on resume
     return report
+
+
+def _crown(run: Path, recipe: Recipe, state: State, report: Report, log: RunLog) -> None:
+    """Point `best` at this step if no evaluation in metrics.jsonl has as much (larger is better)."""
+    metric = recipe.eval.best_metric
+    before = [record[metric] for record in log.records("eval") if metric in record and record["step"] != state.step]
+    if before and report.metrics[metric] <= max(before):
+        return
+    set_link(run, "best", run / "checkpoints" / f"step_{state.step:07d}")
+    prune_checkpoints(run, recipe.train.keep_last)  # the best was another one until now
 
 
 def _evaluate(parts: Parts, recipe: Recipe, log: RunLog) -> Report:

@@ -67,9 +67,9 @@ def test_whenever_the_writing_of_a_checkpoint_is_killed_a_whole_one_is_found(tmp
 
     def work():
         """What a run does at a step that is saved, judged for the first time and hence the best."""
-        save(run, 4)
+        saved = save(run, 4)
         prune_checkpoints(run, keep_last)
-        set_link(run, "best", save(run, 4))
+        set_link(run, "best", saved)
         prune_checkpoints(run, keep_last)
 
     found = []
@@ -87,7 +87,7 @@ def test_whenever_the_writing_of_a_checkpoint_is_killed_a_whole_one_is_found(tmp
         save(run, 6)
         prune_checkpoints(run, keep_last)
         assert not list((run / "checkpoints").glob(".part_*")), "something half written is left"
-    assert len(found) > 40 and set(found) == {"step_0000002", "step_0000004"}
+    assert len(found) > 20 and set(found) == {"step_0000002", "step_0000004"}
 
 
 # ---- whole runs
