@@ -43,7 +43,7 @@ from twinreel.data.dataset import ClipDataset
 from twinreel.data.decode import probe
 from twinreel.data.loader import load_batches
 from twinreel.data.sources import load_rows
-from twinreel.distributed import average_statistics, exchange, process_group, world
+from twinreel.distributed import exchange, process_group, share_buffers, world
 from twinreel.gradients import global_gradient
 from twinreel.models import MODELS
 from twinreel.monitors import embedding_statistics
@@ -164,7 +164,7 @@ class Side:
         with nullcontext() if exchanged else parts.embedder.no_sync():  # type: ignore[operator]
             result = global_gradient(parts, self.recipe, self.batches, 0)
         exchange([result.loss, *[0.0] * (NUM_TOLD - 1)])
-        average_statistics(parts.norms)
+        share_buffers(parts.model, parts.norms)
         torch.nn.utils.get_total_norm([p.grad for p in parts.parameters if p.grad is not None]).item()
         parts.optimizer.step()
         ended, seen = time.perf_counter(), result.compared[-1]

@@ -20,13 +20,11 @@ import torch
 from torch import Tensor
 
 from twinreel.data.clip import Batch
-from twinreel.data.dataset import ClipDataset
-from twinreel.data.loader import load_batches
 from twinreel.data.plan import Shares
 from twinreel.distributed import process_group, world
 from twinreel.errors import TrainingError, TwinreelError
 from twinreel.gradients import Compared, GradientStep, global_gradient
-from twinreel.parts import Parts, build_parts, training_rules
+from twinreel.parts import Parts, build_parts, read_batches
 from twinreel.recipe import EvalSection, Recipe, load_recipe
 
 __all__ = ["find_disagreement", "observe"]
@@ -58,10 +56,11 @@ def find_disagreement(
     both = (launch or _launch)(small)
     clips = small.train.global_batch_size
     for name, explanation in STAGES.items():
-        if name in alone:
-            worst = max(_difference(alone, own, name) for own in [alone, *both])
-            if not worst <= (0 if name == "samples" else TOLERANCE):
-                return clips, f"{explanation} (they differ by {worst:.2g} of the largest value)"
+        seen = [own for own in (alone, *both) if name in own]
+        differences = [_difference(alone, own, name) for own in seen]
+        wrong = [value for value in differences if not value <= (0 if name == "samples" else TOLERANCE)]  # NaN too
+        if wrong:
+            return clips, f"{explanation} (they differ by {wrong[0]:.2g} of the largest value)"
     return clips, None
 
 
@@ -103,11 +102,11 @@ def observe(recipe: Recipe) -> dict[str, Any]:
     """What this process has at each stage, by position in the batch where there is one."""
     parts = build_parts(recipe, CPU)
     parts.embedder.eval()
-    batches = _read(recipe, parts)
+    batches = read_batches(recipe, parts)
     step, batch = GradientStep(parts, recipe, batches, 0), batches[0]
-    video, text, facts = step.inputs(batch)
+    text, facts = parts.task.inputs(parts.model, batch)
     with torch.no_grad():
-        embeddings = step.embed(parts.embedder, video, text, 0)
+        embeddings = step.embed(parts.embedder, step.video(batch), text, 0)
     leaves = tuple(part.detach().requires_grad_() for part in embeddings)
     compared = step.compare(leaves, facts, [[own] for own in parts.shares.positions[0]], 0)
     torch.autograd.backward(compared.share)
@@ -115,11 +114,11 @@ def observe(recipe: Recipe) -> dict[str, Any]:
     seen: dict[str, Any] = {
         "mine": torch.arange(mine.start, mine.stop),
         "samples": torch.tensor(_marks(batch), dtype=torch.float64),
-        "embeddings": torch.cat([part.detach().reshape(len(video), -1) for part in embeddings[:2]], dim=1),
+        "embeddings": torch.cat([part.detach().reshape(len(batch.ids), -1) for part in embeddings[:2]], dim=1),
         "gathered": torch.cat(
             [compared.video.detach().flatten(1), compared.text.detach().view(len(compared.video), -1)], 1
         ),
-        "embedding_gradients": torch.cat([_gradient_rows(leaf, len(video)) for leaf in leaves[:2]], dim=1),
+        "embedding_gradients": torch.cat([_gradient_rows(leaf, len(batch.ids)) for leaf in leaves[:2]], dim=1),
     }
     if "own" in parts.task.takes:
         seen["terms"] = _terms(parts, compared)
@@ -131,15 +130,10 @@ def observe(recipe: Recipe) -> dict[str, Any]:
     return seen
 
 
-def _read(recipe: Recipe, parts: Parts) -> list[Batch]:
-    dataset = ClipDataset(parts.rows, training_rules(recipe, parts.model))
-    return list(load_batches(dataset, parts.plan.micro_batches(0, 1, parts.shares, world().rank), num_workers=0))
-
-
 def _accumulated(recipe: Recipe, parts: Parts, micro: int) -> Tensor:
     cached = recipe.model_copy(update={"train": recipe.train.model_copy(update={"cached_negatives": True})})
     parts.shares = Shares.cut(recipe.train.global_batch_size, world().size, micro)
-    global_gradient(parts, cached, _read(recipe, parts), 0)
+    global_gradient(parts, cached, read_batches(recipe, parts), 0)
     return _flat_gradients(parts)
 
 

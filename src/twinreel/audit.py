@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from twinreel.distributed import exchange, on_main, world
-from twinreel.errors import TrainingError
+from twinreel.distributed import exchange, gather_objects, on_main, world
+from twinreel.errors import CheckpointError, ConfigError, TrainingError
 from twinreel.gradients import Compared, StepResult
 from twinreel.parts import Parts
+from twinreel.recipe import Recipe
+from twinreel.run_folder import flat
 
-__all__ = ["NON_FINITE", "check_equal_weights", "check_shares", "non_finite_error", "whole_loss"]
+__all__ = ["NON_FINITE", "check_equal_weights", "check_same_run", "check_shares", "non_finite_error", "whole_loss"]
 
 NON_FINITE = "non_finite"  # folder in the run folder
 SHARES_TOLERANCE = 1e-3
+OF_A_MACHINE = (
+    *("data.root", "data.manifest", "data.num_workers", "data.worker_start", "eval.root", "eval.manifest"),
+    *("model.weights", "model.vocabulary"),
+)
 
 
 @torch.no_grad()
@@ -52,22 +59,50 @@ def check_shares(parts: Parts, result: StepResult) -> None:
         )
 
 
+def check_same_run(recipe: Recipe, device: torch.device) -> None:
+    """All processes must do the same; only where things lie and how they are read may differ from machine to machine.
+
+    Raises:
+        ConfigError: a process has another recipe, torch or kind of device.
+    """
+    own = flat(recipe.model_dump(mode="json")) | {"torch": torch.__version__, "device": device.type}
+    own = {key: value for key, value in own.items() if key not in OF_A_MACHINE}
+    everyone = gather_objects((socket.gethostname(), own))
+    main = everyone[0][1]
+    for rank, (host, other) in enumerate(everyone):
+        differs = [key for key in sorted(main.keys() | other.keys()) if main.get(key) != other.get(key)]
+        if differs:
+            shown = "; ".join(f"{key}: {other.get(key)!r}, not {main.get(key)!r}" for key in differs[:5])
+            raise ConfigError(
+                f"process {rank} on {host} does not do what process 0 does: {shown}. Start every machine with the same "
+                "line, recipe and versions"
+            )
+
+
 def check_equal_weights(parts: Parts, step: int) -> None:
-    """All processes must hold the same weights; one number tells.
+    """All processes must hold the same weights; a sum of their bits tells.
 
     Raises:
         TrainingError: they differ: gradients were not exchanged, or a machine computes wrongly.
     """
     if world().size == 1:
         return
-    norms = exchange([torch.nn.utils.get_total_norm(parts.parameters).item()])[:, 0].tolist()
-    if len(set(norms)) > 1:
-        shown = ", ".join(f"process {rank}: {norm!r}" for rank, norm in enumerate(norms[:8]))
+    sums = exchange([float(_sum_of_bits(parts) % 2**52)])[:, 0].tolist()
+    if len(set(sums)) > 1:
+        others = [str(rank) for rank, value in enumerate(sums) if value != sums[0]]
         raise TrainingError(
-            f"step {step}: the processes hold different weights (norms {shown}): gradients are not exchanged, or the "
+            f"step {step}: the processes hold different weights (not those of process 0: {', '.join(others[:8])}): "
+            "gradients are not exchanged, or the "
             "processes do not run the same code on the same torch. Go on from the last checkpoint with --resume once "
             "that is mended; `twinreel check RECIPE --steps 50` says which part differs"
         )
+
+
+def _sum_of_bits(parts: Parts) -> int:
+    """Exact and in no order, unlike a norm, which depends on the device that takes it."""
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = [p.detach().contiguous().view(whole[p.element_size()]).sum(dtype=torch.int64) for p in parts.parameters]
+    return int(torch.stack(bits).sum())
 
 
 def non_finite_error(
@@ -92,13 +127,17 @@ def non_finite_error(
         record = {"step": step + 1, "what": what, "value": str(value), "num_processes": world().size, "batch": rows}
         path.write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
 
-    on_main(write)
+    kept = f"All are in {path}. `twinreel replay {run} --step {step + 1}` rebuilds this batch and shows each loss term"
+    try:
+        on_main(write)
+    except (CheckpointError, OSError) as error:
+        kept = f"They could not be written to {path}: {error}"
     bad = [row["id"] for row in rows if not (row["video_finite"] and row["text_finite"])]
     blamed = f"embeddings that are not finite: {', '.join(bad[:8])}" if bad else "all embeddings are finite"
     ids = ", ".join(row["id"] for row in rows[:8]) + (f" and {len(rows) - 8} more" if len(rows) > 8 else "")
     return TrainingError(
-        f"step {step + 1}: the {what} is {value}; no weight was changed. Samples: {ids}; {blamed}. All are in {path}. "
-        f"`twinreel replay {run} --step {step + 1}` rebuilds this batch and shows each loss term. Then, in this order: "
+        f"step {step + 1}: the {what} is {value}; no weight was changed. Samples: {ids}; {blamed}. {kept}. "
+        "Then, in this order: "
         "look at those files; lower optim.learning_rate or set optim.clip_norm; train.precision=fp32. "
         "The last checkpoint is intact."
     )

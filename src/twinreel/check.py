@@ -19,13 +19,11 @@ from twinreel.agreement import find_disagreement
 from twinreel.assembly import pick_device, training_notes
 from twinreel.data.captions import collection_captions
 from twinreel.data.clip import Batch
-from twinreel.data.dataset import ClipDataset
-from twinreel.data.loader import load_batches
 from twinreel.data.transforms import network_input
 from twinreel.errors import ConfigError, DataError
 from twinreel.evaluation import build_gallery
 from twinreel.models.preprocessing import Preprocessing
-from twinreel.parts import Parts, build_parts, training_rules
+from twinreel.parts import Parts, build_parts, read_batches
 from twinreel.recipe import Recipe
 from twinreel.trial import try_steps
 
@@ -73,7 +71,7 @@ def check_recipe(recipe: Recipe, sheet: Path, *, steps: int = 0) -> CheckResult:
     model = parts.model.train()
     captions = list(islice(collection_captions(parts.rows, []), MOST_CAPTIONS))
     began = time.perf_counter()
-    batch = _first_batch(recipe, parts)
+    batch = read_batches(recipe, parts)[0]
     read_seconds = time.perf_counter() - began
     if not bool(batch.valid.any()):
         raise DataError(f"no sample of the first batch can be read; first: {batch.faults[0].reason}")
@@ -129,11 +127,6 @@ def _evaluation_fact(recipe: Recipe, parts: Parts) -> str:
         return "none (set eval.split, eval.manifest or eval.source)"
     gallery = build_gallery(parts.eval_rows, merge_equal_captions=recipe.eval.merge_equal_captions)
     return f"{len(gallery.queries)} queries, {len(gallery.candidates)} videos"
-
-
-def _first_batch(recipe: Recipe, parts: Parts) -> Batch:
-    dataset = ClipDataset(parts.rows, training_rules(recipe, parts.model))
-    return next(load_batches(dataset, parts.plan.micro_batches(0, 1, parts.shares), num_workers=0))
 
 
 def _vocabulary_facts(model: torch.nn.Module, captions: Sequence[str]) -> dict[str, Any]:

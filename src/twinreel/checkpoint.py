@@ -32,6 +32,7 @@ __all__ = [
     "read_task_weights",
     "read_weights",
     "save_checkpoint",
+    "set_aside",
     "set_link",
     "weights_file",
 ]
@@ -95,6 +96,8 @@ def save_checkpoint(
         set_link(run, "last", final)
     except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
+        if str(error).startswith("DataLoader worker"):  # torch says that from a signal handler, wherever we are
+            raise
         raise CheckpointError(
             f"{final}: the checkpoint could not be written: {error}. The checkpoints before it are intact; free space "
             "or mend the folder, then go on with --resume."
@@ -147,6 +150,29 @@ def prune_checkpoints(run: Path, keep_last: int) -> None:
             left_over.unlink()
         else:
             shutil.rmtree(left_over, ignore_errors=True)
+
+
+def set_aside(run: Path, checkpoint: Path | None) -> list[str]:
+    """Move checkpoints after the one that a run goes on from to `aside_step_N`, so that they are not taken for its own.
+
+    They are of a way that was left, or broken; the links `last` and `best` no longer point at them.
+
+    Returns:
+        What was moved, by name.
+    """
+    folder = run / "checkpoints"
+    later = [item for item in list_checkpoints(run) if checkpoint is None or item.name > checkpoint.name]
+    for item in later:
+        aside = folder / f"aside_{item.name}"
+        shutil.rmtree(aside, ignore_errors=True)
+        os.replace(item, aside)
+    for name in ("last", "best"):
+        link = folder / name
+        if link.is_symlink() and not link.exists():
+            link.unlink()
+    if later and checkpoint is not None:
+        set_link(run, "last", checkpoint)
+    return [item.name for item in later]
 
 
 def check_intact(checkpoint: Path) -> str | None:

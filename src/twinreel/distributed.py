@@ -2,6 +2,9 @@
 
 Started by torchrun; gloo on CPUs, NCCL on GPUs. With one process everything here is a no-op, so callers have one code.
 Small things (numbers, messages) travel over gloo on the CPU even where tensors travel over NCCL.
+
+Who says what: what all processes find out alike (`alike`), or agree on (`together`, `on_main`), the main one says. What
+one process finds alone it says itself; the others lose contact with it and say that.
 """
 
 from __future__ import annotations
@@ -24,23 +27,23 @@ from twinreel.errors import ConfigError, TrainingError, TwinreelError
 __all__ = [
     "World",
     "alike",
-    "average_statistics",
     "exchange",
     "gather_objects",
     "gather_rows",
     "on_main",
     "process_group",
     "scatter_order",
+    "share_buffers",
     "together",
     "world",
 ]
 
 T = TypeVar("T")
 
-START_TIMEOUT = timedelta(minutes=10)
+TIMEOUT = timedelta(hours=2)  # the main process may judge, or write to slow storage, while the others wait
 START_PATIENCE = 20.0  # seconds until a process says for whom it waits
 # How gloo, NCCL and their store say that somebody else is gone.
-LOST = ("Connection closed by peer", "Connection reset by peer", "/gloo/", "NCCL", "process group")
+LOST = ("Connection closed by peer", "Connection reset by peer", "/gloo/")
 
 
 class World(NamedTuple):
@@ -85,10 +88,11 @@ def process_group(device: torch.device) -> Iterator[World]:
         [f"process {rank} of {size} on {host}: still waiting for the others at {place}"],
         {"file": sys.stderr, "flush": True},
     )
-    late.start()
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        late.start()
     try:
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=START_TIMEOUT, rank=rank, world_size=size
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT, rank=rank, world_size=size
         )
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
@@ -100,12 +104,13 @@ def process_group(device: torch.device) -> Iterator[World]:
     try:
         with _lost_contact(rank, size):
             yield world()
-    except TwinreelError as error:
-        if error.speaker == "machine":
+    except BaseException as error:
+        if isinstance(error, TwinreelError) and error.speaker == "machine":
             error.speaker = "process"
+        if device.type != "cuda":  # NCCL would wait for the others, and what is wrong would not be said
+            dist.destroy_process_group()
         raise
-    finally:
-        dist.destroy_process_group()
+    dist.destroy_process_group()
 
 
 @contextmanager
@@ -236,11 +241,31 @@ def scatter_order(positions: Sequence[Sequence[int]]) -> Tensor:
     return torch.tensor([position for own in positions for position in own]).argsort()
 
 
-def average_statistics(norms: Sequence[nn.Module]) -> None:
-    """Give every process the mean of all processes' running statistics.
+def share_buffers(model: nn.Module, norms: Sequence[nn.Module]) -> None:
+    """Give every process the mean of all processes' running statistics, and the main one's other buffers.
 
     Done after every step, so that what is saved and judged does not depend on who saves, nor on when.
     """
+    if world().size == 1:
+        return
+    _average_statistics(norms)
+    statistics = {id(buffer) for norm in norms for buffer in norm.buffers()}
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for buffer in model.buffers():
+        if id(buffer) not in statistics:
+            groups.setdefault(buffer.dtype, []).append(buffer)
+    for buffers in groups.values():
+        flat = torch.cat([buffer.flatten() for buffer in buffers])
+        dist.broadcast(flat, src=0)
+        _spread(flat, buffers)
+
+
+def _spread(flat: Tensor, buffers: Sequence[Tensor]) -> None:
+    for buffer, values in zip(buffers, torch.split(flat, [buffer.numel() for buffer in buffers]), strict=True):
+        buffer.copy_(values.view_as(buffer))
+
+
+def _average_statistics(norms: Sequence[nn.Module]) -> None:
     size = world().size
     buffers = [
         buffer
@@ -248,9 +273,8 @@ def average_statistics(norms: Sequence[nn.Module]) -> None:
         for buffer in (getattr(norm, "running_mean", None), getattr(norm, "running_var", None))
         if isinstance(buffer, Tensor)
     ]
-    if size == 1 or not buffers:
+    if not buffers:
         return
     flat = torch.cat([buffer.flatten() for buffer in buffers]) / size
     dist.all_reduce(flat)
-    for buffer, mean in zip(buffers, torch.split(flat, [buffer.numel() for buffer in buffers]), strict=True):
-        buffer.copy_(mean.view_as(buffer))
+    _spread(flat, buffers)

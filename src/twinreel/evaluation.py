@@ -240,7 +240,8 @@ def evaluate_retrieval(
     model.eval()
     preprocessing: Any = model.preprocessing
     rules = ViewRules(preprocessing=preprocessing, num_clips=section.num_clips, windows=section.windows)
-    gallery = build_gallery(rows, merge_equal_captions=section.merge_equal_captions)
+    with together():
+        gallery = build_gallery(rows, merge_equal_captions=section.merge_equal_captions)
     videos, valid, faults, repeated = embed_videos(
         model, task, gallery.candidates, rules, device=device, batch_size=section.batch_size,
         num_workers=num_workers, worker_start=worker_start, transform=transform, report=report,
@@ -400,6 +401,9 @@ def evaluate(
     rows = evaluation_rows(loaded.recipe, section, own_root=manifest is not None or source is not None)
     device = pick_device(loaded.recipe.train.device)
     with process_group(device):
+        chosen = on_main(lambda: loaded.checkpoint.name)
+        if chosen != loaded.checkpoint.name:  # a run that still trains has moved `best` in between
+            loaded = load_run(loaded.folder, chosen, overrides)
         result = evaluate_retrieval(
             loaded.model.to(device), loaded.task, rows, section, device=device,
             num_workers=loaded.recipe.data.num_workers, worker_start=loaded.recipe.data.worker_start,

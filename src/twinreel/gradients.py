@@ -12,6 +12,7 @@ Deep Contrastive Learning Batch Size under Memory Limited Setup", arXiv:2101.069
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from twinreel.parts import Parts
 from twinreel.recipe import Recipe
 from twinreel.tasks import PairFacts
 
-__all__ = ["Compared", "GradientStep", "StepResult", "finish", "global_gradient"]
+__all__ = ["Compared", "GradientStep", "StepResult", "clip_gradient", "finish", "global_gradient"]
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -105,6 +106,18 @@ def global_gradient(parts: Parts, recipe: Recipe, micro_batches: Sequence[Batch]
     return finish(parts, recipe, work.cached() if recipe.train.cached_negatives else work.plain())
 
 
+def clip_gradient(parts: Parts, recipe: Recipe) -> float:
+    """Take the loss scale out of the gradient and clip it; its norm before clipping, perhaps not finite."""
+    parts.scaler.unscale_(parts.optimizer)
+    gradients = [parameter.grad for parameter in parts.parameters if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients).item()
+    if recipe.optim.clip_norm is not None and math.isfinite(norm):
+        scale = min(1.0, recipe.optim.clip_norm / (norm + 1e-6))
+        for gradient in gradients:
+            gradient.mul_(scale)
+    return norm
+
+
 def finish(parts: Parts, recipe: Recipe, seen: list[Compared]) -> StepResult:
     """Sum up what was compared; gradients, so far in parts of the global batch, become those of the usable clips."""
     result = StepResult(rows=sum(each.usable for each in seen), compared=seen)
@@ -141,9 +154,9 @@ class GradientStep:
         """The negatives of a clip are those of its micro-batch in all processes."""
         seen = []
         for index, batch in enumerate(self.micro_batches):
-            video, text, facts = self.inputs(batch)
+            text, facts = self.parts.task.inputs(self.parts.model, batch)
             with self.exchange_after(index):
-                embeddings = self.embed(self.parts.embedder, video, text, index)
+                embeddings = self.embed(self.parts.embedder, self.video(batch), text, index)
                 everyone = self.parts.shares.positions[index]
                 compared = self.compare(embeddings, facts, [[own] for own in everyone], index)
                 self.backward(compared)
@@ -152,30 +165,33 @@ class GradientStep:
 
     def cached(self) -> list[Compared]:
         """The negatives of a clip are those of the global batch: embed, compare, embed again with the gradient."""
-        inputs = [self.inputs(batch) for batch in self.micro_batches]
+        inputs = [self.parts.task.inputs(self.parts.model, batch) for batch in self.micro_batches]
+        texts = [text for text, _ in inputs]
         embedder = getattr(self.parts.embedder, "module", self.parts.embedder)
         with torch.no_grad(), paused_statistics(self.parts.model):
-            embedded = [self.embed(embedder, video, text, i) for i, (video, text, _) in enumerate(inputs)]
+            embedded = [
+                self.embed(embedder, self.video(self.micro_batches[i]), text, i) for i, text in enumerate(texts)
+            ]
         leaves = [torch.cat(part) for part in zip(*(outputs[:2] for outputs in embedded), strict=True)]
         leaves += [outputs[2] for outputs in embedded[:1] if len(outputs) > 2]
         leaves = [
             leaf.float().requires_grad_() if leaf.dtype != torch.float64 else leaf.requires_grad_() for leaf in leaves
         ]
-        facts = PairFacts.unpack(torch.cat([each.pack() for _, _, each in inputs]))
+        facts = PairFacts.unpack(torch.cat([each.pack() for _, each in inputs]))
         positions = [self.parts.shares.of_process(process) for process in range(self.parts.shares.num_processes)]
         compared = self.compare(tuple(leaves), facts, positions, 0)
         self.backward(compared)
-        self.embed_again(inputs, leaves)
+        self.embed_again(texts, leaves)
         return [_detached(compared)]
 
-    def embed_again(self, inputs: Sequence[tuple[Tensor, Any, PairFacts]], leaves: Sequence[Tensor]) -> None:
+    def embed_again(self, texts: Sequence[Any], leaves: Sequence[Tensor]) -> None:
         """The second pass: each micro-batch with the part of the gradient that belongs to its embeddings."""
         candidates = self.recipe.task.num_candidates
         first = 0
-        for index, (video, text, _) in enumerate(inputs):
-            last = first + len(video)
+        for index, (batch, text) in enumerate(zip(self.micro_batches, texts, strict=True)):
+            last = first + len(batch.ids)
             with self.exchange_after(index):
-                outputs = self.embed(self.parts.embedder, video, text, index)
+                outputs = self.embed(self.parts.embedder, self.video(batch), text, index)
                 gradients = [leaves[0].grad[first:last], leaves[1].grad[first * candidates : last * candidates]]  # type: ignore[index]
                 if len(leaves) > 2:  # the learned scale is one for all: its gradient counts once
                     gradients.append(leaves[2].grad * float(index == 0))  # type: ignore[operator]
@@ -187,14 +203,13 @@ class GradientStep:
                 torch.autograd.backward([output for output, _ in wanted], [gradient for _, gradient in wanted])
             first = last
 
-    def inputs(self, batch: Batch) -> tuple[Tensor, Any, PairFacts]:
-        """What the towers get of a batch, on the device, and what the loss must know of it."""
+    def video(self, batch: Batch) -> Tensor:
+        """Network input of a batch, on the device; made anew for each pass, because it is large."""
         preprocessing: Any = self.parts.model.preprocessing
         video = network_input(batch, preprocessing, self.parts.device)
         if self.recipe.train.channels_last:
             video = video.contiguous(memory_format=torch.channels_last_3d)
-        text, facts = self.parts.task.inputs(self.parts.model, batch)
-        return video, text, facts
+        return video
 
     def embed(self, embedder: nn.Module, video: Tensor, text: Any, index: int) -> tuple[Tensor, ...]:
         """Embeddings of a micro-batch; dropout depends on the step and on which micro-batch of all processes it is."""
@@ -228,7 +243,7 @@ class GradientStep:
         held = [[at for piece in pieces for at in piece] for pieces in everyone]
         positions = sorted(at for process in held for at in process)
         sizes = [len(process) for process in held]
-        rows = torch.cat([part.flatten(1) for part in (_wide(video), _wide(text).view(len(video), -1))], dim=1)
+        rows = torch.cat([part.flatten(1) for part in (_wide(video), _wide(text).reshape(len(video), -1))], dim=1)
         packed = facts.pack()
         own = torch.arange(len(video))
         if len(sizes) > 1:
@@ -250,6 +265,8 @@ class GradientStep:
             negative_seed=seed,
             num_processes=len(sizes),
         )
+        for part in (rows, *scale):  # a loss may not depend on them (nothing usable): the exchange still needs them
+            share = share + torch.where(torch.zeros_like(part, dtype=torch.bool), part, 0.0).sum()
         return Compared(videos, texts, known, positions, own, share, int(known.usable.sum()), seed)
 
     def backward(self, compared: Compared) -> None:

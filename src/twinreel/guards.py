@@ -48,6 +48,11 @@ def out_of_memory_ladder(recipe: Recipe, device: torch.device, clips_at_once: in
         yield
     except (MemoryError, RuntimeError) as error:
         text = str(error)
+        if "does not have a deterministic implementation" in text:
+            raise TrainingError(
+                f"train.deterministic=true: torch has no repeatable version of a part of this model on {device} "
+                f"({text.splitlines()[0]}). Set train.deterministic=false: a resumed run is then equal to rounding only"
+            ) from error
         ours = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in text
         if not ours:
             raise
@@ -55,9 +60,10 @@ def out_of_memory_ladder(recipe: Recipe, device: torch.device, clips_at_once: in
         smaller = next((n for n in range(clips_at_once // 2, 0, -1) if whole % (n * size) == 0), None)
         halved = "" if smaller is None else f"train.micro_batch_size={smaller} (the global batch stays {whole}); "
         frugal = "" if recipe.train.activation_checkpointing else "train.activation_checkpointing=true; "
+        narrow = "train.precision=bf16; " if recipe.train.precision == "fp32" else ""
         raise TrainingError(
             f"out of memory on {device} (peak {peak_memory_gb(device):.1f} GB) with {clips_at_once} clips at once. In "
-            f"this order: {halved}{frugal}train.precision=bf16; a smaller model; fewer frames last. "
+            f"this order: {halved}{frugal}{narrow}a smaller model; fewer frames last. "
             f"The last checkpoint is intact: go on with --resume. ({text.splitlines()[0] if text else 'MemoryError'})"
         ) from error
 

@@ -22,7 +22,7 @@ import torch
 
 from twinreel.errors import ConfigError
 
-__all__ = ["Meter", "Progress", "RunLog", "format_seconds", "peak_memory_gb"]
+__all__ = ["Meter", "Progress", "RunLog", "format_seconds", "peak_memory_gb", "read_metrics"]
 
 
 def format_seconds(seconds: float) -> str:
@@ -133,11 +133,7 @@ class RunLog:
 
     def records(self, kind: str) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl of this kind."""
-        path = None if self.folder is None else self.folder / "metrics.jsonl"
-        if path is None or not path.exists():
-            return []
-        lines = map(json.loads, filter(None, path.read_text(encoding="utf-8").split("\n")))
-        return [line for line in lines if line["kind"] == kind]
+        return [] if self.folder is None else [line for line in read_metrics(self.folder) if line["kind"] == kind]
 
     def record(self, kind: str, step: int, values: Mapping[str, float | int | str]) -> None:
         """A line of metrics.jsonl, and its numbers in TensorBoard under `kind/`."""
@@ -152,6 +148,20 @@ class RunLog:
         for name, value in values.items():
             if isinstance(value, (int, float)) and math.isfinite(value):
                 self.writer.add_scalar(f"{kind}/{name}", value, step)
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl, but for half a line that was written while the run was killed."""
+    path = run / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
+    return [record for line in lines if (record := _parsed(line)) is not None]
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(line))
+    except ValueError:
+        return None
 
 
 PENDING = ("losses", "norms", "clips", "masked_captions", "captions", "seconds", "waited")
@@ -232,11 +242,8 @@ def _cut_back(path: Path, step: int) -> None:
         return
     kept = []
     for line in path.read_text(encoding="utf-8").split("\n"):  # a reason may hold U+2028, which splitlines cuts at
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # half a line, written while the run was killed
-        if record["step"] <= step:
+        record = _parsed(line)
+        if record is not None and record["step"] <= step:
             kept.append(line + "\n")
     part = path.with_suffix(".part")
     part.write_text("".join(kept), encoding="utf-8")

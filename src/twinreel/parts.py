@@ -24,9 +24,9 @@ from twinreel.assembly import (
 )
 from twinreel.checkpoint import read_model_json
 from twinreel.data.captions import collection_captions
-from twinreel.data.clip import Clip, Fault
-from twinreel.data.dataset import TrainingRules
-from twinreel.data.loader import refuse_missing_files
+from twinreel.data.clip import Batch, Clip, Fault
+from twinreel.data.dataset import ClipDataset, TrainingRules
+from twinreel.data.loader import load_batches, refuse_missing_files
 from twinreel.data.manifest import missing_videos
 from twinreel.data.plan import Plan, Shares
 from twinreel.distributed import together, world
@@ -43,7 +43,16 @@ from twinreel.optim import (
 from twinreel.recipe import Recipe
 from twinreel.tasks import Contrastive, Embedder
 
-__all__ = ["Parts", "build_parts", "compared_clips", "learning_rate", "num_negatives", "start_line", "training_rules"]
+__all__ = [
+    "Parts",
+    "build_parts",
+    "compared_clips",
+    "learning_rate",
+    "num_negatives",
+    "read_batches",
+    "start_line",
+    "training_rules",
+]
 
 FEW_NEGATIVES = 32
 
@@ -175,11 +184,14 @@ def _wrapped(embedder: nn.Module) -> nn.Module:
 
     `find_unused_parameters` lets a user's towers have parts that take no part. It also keeps DDP from sorting its
     buckets anew after the first step: a resumed run, which starts with the first sort again, would add up the
-    gradients of three or more processes in another order than a run that was never stopped.
+    gradients of three or more processes in another order than a run that was never stopped. One parameter that never
+    takes part is added, because DDP warns of a search that finds none.
     """
     if world().size == 1:
         return embedder
-    embedder.register_parameter("takes_no_part", nn.Parameter(torch.zeros(1)))  # without one, DDP warns of the search
+    embedder.register_parameter(
+        "takes_no_part", nn.Parameter(torch.zeros(1, device=next(embedder.parameters()).device))
+    )
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters  # in torch 2.13
     buffers: Any = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
     return DistributedDataParallel(embedder, find_unused_parameters=True, **buffers)
@@ -244,6 +256,12 @@ def training_rules(recipe: Recipe, model: nn.Module) -> TrainingRules:
         short_side=data.short_side,
         flip=data.flip,
     )
+
+
+def read_batches(recipe: Recipe, parts: Parts, step: int = 0) -> list[Batch]:
+    """This process's micro-batches of a step, from 0, read here and now."""
+    keys = parts.plan.micro_batches(step, step + 1, parts.shares, world().rank)
+    return list(load_batches(ClipDataset(parts.rows, training_rules(recipe, parts.model)), keys, num_workers=0))
 
 
 def learning_rate(recipe: Recipe, parts: Parts, step: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,14 +14,13 @@ from twinreel.assembly import pick_device, refuse_idle_overrides
 from twinreel.audit import NON_FINITE
 from twinreel.checkpoint import find_checkpoint, list_checkpoints
 from twinreel.data.clip import Batch
-from twinreel.data.dataset import ClipDataset
-from twinreel.data.loader import load_batches
 from twinreel.data.plan import Shares
 from twinreel.errors import CheckpointError, ConfigError
 from twinreel.gradients import Compared, GradientStep, StepResult, finish
 from twinreel.guards import repeatable_kernels
-from twinreel.parts import Parts, build_parts, training_rules
-from twinreel.recipe import Recipe, load_recipe
+from twinreel.log import read_metrics
+from twinreel.parts import Parts, build_parts, read_batches
+from twinreel.recipe import EvalSection, Recipe, load_recipe
 
 __all__ = ["Replay", "Term", "replay"]
 
@@ -99,13 +97,14 @@ def replay(run: str | Path, step: int, overrides: Sequence[str] = ()) -> Replay:
     refuse_idle_overrides(folder, overrides)
     recipe = load_recipe(folder / "recipe.yaml", overrides)
     weights_of, checkpoint = _weights_before(folder, step)
-    processes = _processes_at(folder, step)
-    shares = Shares.cut(recipe.train.global_batch_size, processes, recipe.train.micro_batch_size)
-    alone = recipe.model_copy(update={"train": recipe.train.model_copy(update={"micro_batch_size": None})})
+    shares = _shares_at(folder, recipe, step)
+    train = recipe.train.model_copy(update={"micro_batch_size": None})
+    alone = recipe.model_copy(update={"train": train, "eval": EvalSection.model_validate({})})
     parts = build_parts(alone, pick_device(recipe.train.device), checkpoint)
     if not 1 <= step <= parts.total_steps:
         raise ConfigError(f"--step {step}: the run has steps 1 to {parts.total_steps}")
-    batches = _read(recipe, parts, shares, step - 1)
+    parts.shares = Shares(positions=[[own] for everyone in shares.positions for own in everyone])
+    batches = read_batches(recipe, parts, step - 1)
     with repeatable_kernels(recipe, parts.device):
         result = _gradient(recipe, parts, shares, batches, step - 1)
     gradients = {n: p.grad for n, p in parts.embedder.named_parameters() if p.grad is not None}
@@ -116,7 +115,7 @@ def replay(run: str | Path, step: int, overrides: Sequence[str] = ()) -> Replay:
         gradient_norm=torch.nn.utils.get_total_norm(list(gradients.values())).item(),
         terms=_terms(parts, result, batches),
         bad_gradients=[name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())],
-        notes=_notes(folder, step, weights_of, processes, result),
+        notes=_notes(folder, recipe, step, weights_of, shares, result),
     )
 
 
@@ -133,23 +132,12 @@ def _weights_before(folder: Path, step: int) -> tuple[int, Path | None]:
     return usable[-1], find_checkpoint(folder, f"step_{usable[-1]}")[0]
 
 
-def _processes_at(folder: Path, step: int) -> int:
-    """How many processes the run had at a step."""
-    starts = [line for line in _metrics(folder) if line["kind"] == "start" and line["step"] < step]
-    return int(starts[-1]["processes"]) if starts else 1
-
-
-def _metrics(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
-    return [json.loads(line) for line in lines if line]
-
-
-def _read(recipe: Recipe, parts: Parts, shares: Shares, step: int) -> list[Batch]:
-    keys = parts.plan.batch(step)
-    pieces = [keys[own.start : own.stop] for everyone in shares.positions for own in everyone]
-    dataset = ClipDataset(parts.rows, training_rules(recipe, parts.model))
-    return list(load_batches(dataset, pieces, num_workers=0))
+def _shares_at(folder: Path, recipe: Recipe, step: int) -> Shares:
+    """How the run shared a batch out at a step."""
+    starts = [line for line in read_metrics(folder) if line["kind"] == "start" and line["step"] < step]
+    processes, pieces = (int(starts[-1][name]) for name in ("processes", "micro_batches")) if starts else (1, 1)
+    size = recipe.train.global_batch_size
+    return Shares.cut(size, processes, None if pieces == 1 else size // (processes * pieces))
 
 
 def _gradient(recipe: Recipe, parts: Parts, shares: Shares, batches: Sequence[Batch], step: int) -> StepResult:
@@ -216,18 +204,20 @@ def _term(parts: Parts, seen: Compared, index: int) -> float | None:
     return float(share) * seen.usable
 
 
-def _notes(folder: Path, step: int, weights_of: int, processes: int, result: StepResult) -> list[str]:
+def _notes(folder: Path, recipe: Recipe, step: int, weights_of: int, shares: Shares, result: StepResult) -> list[str]:
     notes = []
     if weights_of != step - 1:
         notes.append(
             f"the batch is that of step {step}, but the run kept no weights of step {step - 1}: these are of step "
             f"{weights_of}"
         )
-    if processes > 1:
-        notes.append(f"the run had {processes} processes: equal to rounding, not bit for bit")
+    if shares.num_processes > 1:
+        notes.append(f"the run had {shares.num_processes} processes: equal to rounding, not bit for bit")
+    if recipe.train.batch_norm == "sync":
+        notes.append("train.batch_norm=sync: here each piece is normalized by itself, so the numbers are others")
     notes += [
         f"metrics.jsonl has a mean loss of {line['loss']} in the line of this step"
-        for line in _metrics(folder)
+        for line in read_metrics(folder)
         if line["kind"] == "train" and line["step"] == step
     ]
     if not result.rows:

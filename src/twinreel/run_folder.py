@@ -21,7 +21,7 @@ from twinreel.checkpoint import find_checkpoint
 from twinreel.errors import CheckpointError, ConfigError
 from twinreel.recipe import Recipe, load_recipe
 
-__all__ = ["LOCK_WAIT_SECONDS", "locked", "open_run", "write_run_files"]
+__all__ = ["LOCK_WAIT_SECONDS", "flat", "locked", "open_run", "write_run_files"]
 
 # What may differ on resume: where things are and how they are read, not what is computed.
 RESUME_FREE = (
@@ -132,8 +132,8 @@ def _holder(run: Path) -> str:
 
 
 def _refuse_changed_recipe(run: Path, recipe: Recipe) -> None:
-    before = _flat(load_recipe(run / "recipe.yaml").model_dump(mode="json"))
-    now = _flat(recipe.model_dump(mode="json"))
+    before = flat(load_recipe(run / "recipe.yaml").model_dump(mode="json"))
+    now = flat(recipe.model_dump(mode="json"))
     changed = [
         f"  {key}: {before.get(key)!r} in the run, {now.get(key)!r} now"
         for key in sorted(before.keys() | now.keys())
@@ -146,13 +146,14 @@ def _refuse_changed_recipe(run: Path, recipe: Recipe) -> None:
         )
 
 
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as one, with dotted names."""
     if not isinstance(values, dict) or not values:
         return {prefix: values}
     return {
         dotted: value
         for key, below in values.items()
-        for dotted, value in _flat(below, f"{prefix}.{key}" if prefix else key).items()
+        for dotted, value in flat(below, f"{prefix}.{key}" if prefix else key).items()
     }
 
 

@@ -5,39 +5,37 @@ Every line is run by every process; what only one of them may do is inside `on_m
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from twinreel.assembly import pick_device, training_notes
-from twinreel.audit import check_equal_weights, check_shares, non_finite_error
-from twinreel.checkpoint import load_training_state, prune_checkpoints, read_weights, save_checkpoint, set_link
-from twinreel.data.clip import Batch, Clip, Fault
+from twinreel.audit import check_equal_weights, check_same_run, check_shares, non_finite_error
+from twinreel.checkpoint import (
+    prune_checkpoints,
+    set_aside,
+    set_link,
+)
+from twinreel.data.clip import Batch, Fault
 from twinreel.data.dataset import ClipDataset
-from twinreel.data.loader import FaultLog, load_batches
+from twinreel.data.loader import FaultLog, load_batches, readers_watched
 from twinreel.distributed import (
     alike,
-    average_statistics,
     exchange,
     gather_objects,
     on_main,
     process_group,
+    share_buffers,
     together,
     world,
 )
-from twinreel.errors import CheckpointError
 from twinreel.evaluation import Report, evaluate_retrieval
-from twinreel.gradients import StepResult, global_gradient
+from twinreel.gradients import StepResult, clip_gradient, global_gradient
 from twinreel.guards import Signals, half_on_cpu, out_of_memory_ladder, repeatable_kernels, watched_signals
 from twinreel.log import Meter, RunLog, format_seconds
 from twinreel.monitors import Monitor, embedding_statistics
@@ -52,10 +50,12 @@ from twinreel.parts import (
     training_rules,
 )
 from twinreel.recipe import Recipe, cadence_steps
-from twinreel.run_folder import LOCK_WAIT_SECONDS, locked, open_run, write_run_files
+from twinreel.run_folder import LOCK, LOCK_WAIT_SECONDS, locked, open_run, write_run_files
+from twinreel.run_state import State, restore, write_checkpoint
 
-__all__ = ["State", "TrainResult", "train", "write_checkpoint"]
+__all__ = ["TrainResult", "train"]
 
+LEAST_LOSS_SCALE = 1.0  # of fp16: below it a gradient that is not finite has another cause
 PATIENCE_STEPS = 100  # after the warm-up, before a loss at chance is said to be stuck there
 
 
@@ -68,25 +68,6 @@ class TrainResult:
     total_steps: int
     report: Report | None = None
     stopped_by: str | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class State:
-    """Everything a run carries from step to step, beside weights and optimizer; the same in every process."""
-
-    step: int = 0
-    skipped_steps: int = 0
-    repeated_frames: int = 0
-    seconds: float = 0.0
-    faults: dict[str, Any] = field(default_factory=dict)
-    meter: dict[str, Any] = field(default_factory=dict)
-    rows_digest: str = ""
-    num_processes: int = 1
-    num_negatives: int | None = None
-
-    def counters(self) -> dict[str, float]:
-        """What metrics.jsonl says of the run so far."""
-        return {"skipped_steps": self.skipped_steps, "repeated_frames": self.repeated_frames}
 
 
 def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, quiet: bool = False) -> TrainResult:
@@ -103,9 +84,13 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
     """
     run, device = Path(out_dir), pick_device(recipe.train.device)
     with process_group(device), ExitStack() as held:
+        with alike():
+            check_same_run(recipe, device)
         checkpoint, warnings = on_main(lambda: _open(run, recipe, resume, held))
         parts = build_parts(recipe, device, checkpoint)
-        state, changes = _restore(recipe, parts, checkpoint)
+        state, changes = restore(recipe, parts, checkpoint)
+        if state.step < parts.total_steps:
+            on_main(lambda: write_run_files(run, recipe))
         with together():
             folder = run if world().is_main else None
             log = held.enter_context(
@@ -124,9 +109,8 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
         if state.step >= parts.total_steps:
             log.say(f"{run} is finished ({state.step} of {parts.total_steps} steps): nothing to do")
             return TrainResult(folder=run, steps=state.step, total_steps=parts.total_steps, report=report)
-        on_main(lambda: write_run_files(run, recipe))
         _say_what_will_happen(recipe, parts, state, log)
-        log.record("start", state.step, {"processes": world().size, "negatives": num_negatives(recipe, parts)})
+        log.record("start", state.step, _layout(recipe, parts))
         faults = FaultLog(folder and folder / "faults.jsonl", recipe.data.max_faults, len(parts.rows), state.faults)
         loader = load_batches(
             ClipDataset(parts.rows, training_rules(recipe, parts.model)),
@@ -135,6 +119,8 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
             worker_start=recipe.data.worker_start,
             pin_memory=device.type == "cuda",
         )
+        held.enter_context(readers_watched())
+        held.enter_context(out_of_memory_ladder(recipe, device, parts.shares.largest))
         batches = held.enter_context(closing(loader))
         meter = Meter(device, state.meter)
         monitor = _monitor(recipe, parts, log)
@@ -142,7 +128,7 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
 
         while state.step < parts.total_steps and not signals.stop:
             began = time.perf_counter()
-            factor = learning_rate(recipe, parts, state.step)
+            factor = learning_rate(recipe, parts, state.step - state.skipped_steps)
             for group in parts.optimizer.param_groups:
                 group["lr"] = group["base_learning_rate"] * factor
             micro_batches = list(islice(batches, parts.shares.num_micro_batches))
@@ -197,62 +183,20 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
 
 def _open(run: Path, recipe: Recipe, resume: bool | str, held: ExitStack) -> tuple[Path | None, list[str]]:
     """Refuse before anything is written, lock, and look again: another job may have been there in between."""
-    open_run(run, recipe, resume)
+    if not (run / LOCK).exists():
+        open_run(run, recipe, resume)
     wait = LOCK_WAIT_SECONDS if resume else 0.0
     held.enter_context(locked(run, wait_seconds=wait, say=lambda text: print(text, file=sys.stderr, flush=True)))
-    return open_run(run, recipe, resume)
-
-
-def _restore(recipe: Recipe, parts: Parts, checkpoint: Path | None) -> tuple[State, list[str]]:
-    """The state to go on with, and what is different from the run that saved it."""
-    now: dict[str, Any] = {"num_processes": world().size, "num_negatives": num_negatives(recipe, parts)}
-    digest = _rows_digest(parts.rows)
-    if checkpoint is None:
-        return State(rows_digest=digest, **now), []
-    with together():
-        state = _load(parts, checkpoint, digest)
-    changes = [
-        f"{name.removeprefix('num_')}: {before} in the run, {value} now: the order of the samples stays, the bits "
-        "do not" + ("; train.cached_negatives keeps negatives apart from the split" if name == "num_negatives" else "")
-        for name, value in now.items()
-        if (before := getattr(state, name)) not in (value, None)
-    ]
-    state.num_processes, state.num_negatives = now["num_processes"], now["num_negatives"]
-    return state, changes
-
-
-def _load(parts: Parts, checkpoint: Path, digest: str) -> State:
-    saved = load_training_state(checkpoint)
-    if saved["state"]["rows_digest"] != digest:
-        raise CheckpointError(
-            f"{checkpoint}: the training rows have changed since ({saved['state']['rows_digest']} then, {digest} now: "
-            "ids, windows, captions, sizes of caption files, order). Restore the manifest, or start a new run with "
-            "model.weights"
-        )
-    try:
-        parts.optimizer.load_state_dict(saved["optimizer"])
-    except ValueError as error:
-        raise CheckpointError(f"{checkpoint}: its optimizer state does not fit this recipe: {error}") from error
-    parts.scaler.load_state_dict(saved["scaler"])
-    if parts.average is not None:
-        parts.average.load(read_weights(checkpoint, averaged=True))
-    return State(**saved["state"])
-
-
-def _rows_digest(rows: Sequence[Clip]) -> str:
-    """What the training rows say, wherever their files lie now."""
-    digest = hashlib.blake2b(digest_size=16)
-    for row in rows:
-        captions: Any = row.captions
-        if row.caption_file is not None:  # its content is not read here: a HowTo100M has a million of them
-            size = os.path.getsize(row.caption_file) if os.path.exists(row.caption_file) else None
-            captions = (os.path.basename(row.caption_file), size)
-        digest.update(repr((row.id, row.start_seconds, row.end_seconds, captions, row.labels)).encode())
-    return f"{len(rows)} rows, {digest.hexdigest()}"
+    checkpoint, warnings = open_run(run, recipe, resume)
+    if checkpoint is not None and (moved := set_aside(run, checkpoint)):
+        warnings = [*warnings, f"going on from {checkpoint.name}: {', '.join(moved)} moved to checkpoints/aside_..."]
+    return checkpoint, warnings
 
 
 def _save(run: Path, recipe: Recipe, parts: Parts, state: State) -> Path:
     """A checkpoint of this step, and fewer of the old ones."""
+    with alike():
+        check_equal_weights(parts, state.step)
 
     def write() -> Path:
         saved = write_checkpoint(run, parts, state)
@@ -260,24 +204,6 @@ def _save(run: Path, recipe: Recipe, parts: Parts, state: State) -> Path:
         return saved
 
     return on_main(write)
-
-
-def write_checkpoint(run: Path, parts: Parts, state: State) -> Path:
-    """Write one, whatever is there; by the main process."""
-    training_state = {
-        "optimizer": parts.optimizer.state_dict(),
-        "scaler": parts.scaler.state_dict(),
-        "state": asdict(state),
-    }
-    return save_checkpoint(
-        run,
-        state.step,
-        parts.model,
-        parts.description,
-        training_state,
-        averaged=None if parts.average is None else parts.average.weights,
-        task_weights=parts.task.state_dict(),
-    )
 
 
 def _say_what_will_happen(recipe: Recipe, parts: Parts, state: State, log: RunLog) -> None:
@@ -291,11 +217,23 @@ def _say_what_will_happen(recipe: Recipe, parts: Parts, state: State, log: RunLo
     negatives = num_negatives(recipe, parts)
     if negatives < FEW_NEGATIVES and parts.task.drawn_negatives is None:
         split = parts.shares.num_micro_batches > 1 and not recipe.train.cached_negatives
-        other = ", train.micro_batch_size, or set train.cached_negatives=true" if split else ""
+        more = "train.micro_batch_size, or set train.cached_negatives=true" if split else "train.global_batch_size"
         log.warn(
             f"only {negatives} negative captions a clip; a contrastive loss learns little from fewer than "
-            f"{FEW_NEGATIVES}: raise train.global_batch_size{other}"
+            f"{FEW_NEGATIVES}: raise {more}"
         )
+    if recipe.train.batch_norm == "sync" and world().size == 1:
+        log.warn("train.batch_norm=sync with one process is the same as per_process")
+
+
+def _layout(recipe: Recipe, parts: Parts) -> dict[str, int]:
+    """How batches are shared out from here on; `twinreel replay` looks it up."""
+    shares = parts.shares
+    return {
+        "processes": shares.num_processes,
+        "micro_batches": shares.num_micro_batches,
+        "negatives": num_negatives(recipe, parts),
+    }
 
 
 def _monitor(recipe: Recipe, parts: Parts, log: RunLog) -> Monitor:
@@ -329,10 +267,7 @@ def _gradient(
         TrainingError: the loss is not finite, in all processes; out of memory.
     """
     parts.train_mode()
-    with (
-        out_of_memory_ladder(recipe, parts.device, parts.shares.largest),
-        repeatable_kernels(recipe, parts.device),
-    ):
+    with repeatable_kernels(recipe, parts.device):
         result = global_gradient(parts, recipe, micro_batches, state.step)
     repeated = sum(batch.repeated_frames for batch in micro_batches)
     waited = sum(batch.wait_seconds for batch in micro_batches)
@@ -350,26 +285,20 @@ def _gradient(
 
 def _step(run: Path, parts: Parts, recipe: Recipe, result: StepResult, state: State, log: RunLog) -> float:
     """Clip and step; the norm of the gradient before clipping."""
-    average_statistics(parts.norms)
+    share_buffers(parts.model, parts.norms)
     if not result.rows:
         state.skipped_steps += 1
         log.warn(f"step {state.step + 1}: no sample of this batch could be used; the weights stay as they are")
         return 0.0
-    parts.scaler.unscale_(parts.optimizer)
-    gradients = [parameter.grad for parameter in parts.parameters if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients).item()
-    if not math.isfinite(norm) and recipe.train.precision != "fp16":  # fp16: the scaler skips this step and says so
+    norm = clip_gradient(parts, recipe)
+    skipped = not math.isfinite(norm)
+    if skipped and (recipe.train.precision != "fp16" or parts.scaler.get_scale() < LEAST_LOSS_SCALE):
+        # In fp16 a loss scale that is too large does that now and then: the scaler skips the step and halves it.
         raise non_finite_error(
             "gradient norm", norm, run, parts, result, state.step, lambda at: write_checkpoint(at, parts, state)
         )
-    if recipe.optim.clip_norm is not None and math.isfinite(norm):
-        scale = min(1.0, recipe.optim.clip_norm / (norm + 1e-6))
-        for gradient in gradients:
-            gradient.mul_(scale)
-    before = parts.scaler.get_scale()
     parts.scaler.step(parts.optimizer)
     parts.scaler.update()
-    skipped = parts.scaler.get_scale() < before
     state.skipped_steps += int(skipped)
     parts.task.clamp_temperature()
     if parts.average is not None and not skipped:
@@ -425,7 +354,7 @@ def _crown(run: Path, recipe: Recipe, state: State, report: Report, log: RunLog)
     """Point `best` at this step if no evaluation in metrics.jsonl has as much (larger is better)."""
     metric = recipe.eval.best_metric
     before = [record[metric] for record in log.records("eval") if metric in record and record["step"] != state.step]
-    if before and report.metrics[metric] <= max(before):
+    if before and report.metrics[metric] <= max(before) and (run / "checkpoints" / "best").exists():
         return
     set_link(run, "best", run / "checkpoints" / f"step_{state.step:07d}")
     prune_checkpoints(run, recipe.train.keep_last)  # the best was another one until now

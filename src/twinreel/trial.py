@@ -8,17 +8,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import torch
-
 from twinreel.assembly import pick_device, training_rows
 from twinreel.data.clip import Batch
-from twinreel.data.dataset import ClipDataset
-from twinreel.data.loader import load_batches
-from twinreel.errors import DataError
-from twinreel.gradients import StepResult, global_gradient
+from twinreel.errors import ConfigError, DataError
+from twinreel.gradients import StepResult, clip_gradient, global_gradient
 from twinreel.guards import out_of_memory_ladder, repeatable_kernels
 from twinreel.monitors import embedding_statistics
-from twinreel.parts import Parts, build_parts, training_rules
+from twinreel.parts import Parts, build_parts, read_batches
 from twinreel.recipe import EvalSection, Recipe
 
 __all__ = ["Trial", "judge", "try_steps"]
@@ -26,6 +22,7 @@ __all__ = ["Trial", "judge", "try_steps"]
 BATCH = 32
 WARMUP_STEPS = 10
 WINDOW = 5  # losses that are averaged
+LEAST_STEPS = WARMUP_STEPS + 2 * WINDOW
 LEAST_FALL = 0.1  # of the first losses
 LARGEST_RISE = 0.25  # of the fall, above the lowest so far
 
@@ -62,10 +59,15 @@ def try_steps(recipe: Recipe, steps: int) -> Trial:
 
     Raises:
         DataError: no clip of the batch can be used.
+        ConfigError: too few steps to judge by.
     """
+    if steps < LEAST_STEPS:
+        raise ConfigError(
+            f"--steps {steps}: {LEAST_STEPS} or more are needed to see whether the loss falls; 50 is usual"
+        )
     small = _small(recipe, steps)
     parts = build_parts(small, pick_device(small.train.device))
-    batches = _read(small, parts)
+    batches = read_batches(small, parts)
     losses: list[float] = []
     result = StepResult()
     for step in range(steps):
@@ -104,19 +106,11 @@ def _small(recipe: Recipe, steps: int) -> Recipe:
     )
 
 
-def _read(recipe: Recipe, parts: Parts) -> list[Batch]:
-    dataset = ClipDataset(parts.rows, training_rules(recipe, parts.model))
-    keys = parts.plan.micro_batches(0, 1, parts.shares)
-    return list(load_batches(dataset, keys, num_workers=0))
-
-
 def _step(recipe: Recipe, parts: Parts, batches: Sequence[Batch], step: int) -> StepResult:
     parts.train_mode()
     with out_of_memory_ladder(recipe, parts.device, parts.shares.largest), repeatable_kernels(recipe, parts.device):
         result = global_gradient(parts, recipe, batches, step)
-    parts.scaler.unscale_(parts.optimizer)
-    if recipe.optim.clip_norm is not None:
-        torch.nn.utils.clip_grad_norm_(parts.parameters, recipe.optim.clip_norm)
+    clip_gradient(parts, recipe)
     parts.scaler.step(parts.optimizer)
     parts.scaler.update()
     parts.task.clamp_temperature()

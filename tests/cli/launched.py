@@ -23,14 +23,18 @@ from twinreel.checkpoint import find_checkpoint, load_training_state, read_weigh
 from twinreel.data.sources import generated
 
 __all__ = [
-    "ALONE", "PLAIN", "TORCHRUN", "alone", "end", "exit_codes", "launch", "launched", "make_videos", "messages", "ranks",
-    "readers", "recipe", "records", "same_runs", "saved", "troubled_towers", "wait_for",
-]  # fmt: skip
+    *("ALONE", "PLAIN", "SETTINGS", "TORCHRUN", "alone", "end", "exit_codes", "launch", "launched", "make_videos"),
+    *("messages", "ranks", "readers", "recipe", "records", "same_runs", "saved", "troubled_towers", "wait_for"),
+]
 
 ALONE = ("-m", "twinreel")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *ALONE)
-TOWERS = "model={name: 'troubled_towers:towers', size: 16}"
 PLAIN = "model={name: 'troubled_towers:towers', size: 16, plain: true}"
+SETTINGS = (
+    *("model={name: 'troubled_towers:towers', size: 16}", "train.device=cpu", "train.num_steps=6"),
+    *("train.global_batch_size=8", "train.log_every=1", "train.save_every=2 steps", "optim.warmup_steps=2"),
+    "eval.num_clips=2",
+)
 SECONDS = 60  # within which a launch ends, whatever happens to it
 
 TROUBLED_TOWERS = '''
@@ -134,11 +138,8 @@ def make_videos(root: Path) -> Path:
 
 def recipe(root: Path, *more: str) -> tuple[str, ...]:
     """Arguments: the demo, shrunk, with the troubled towers; six steps of eight clips, saved after every other."""
-    return (
-        *("demo", f"data.root={root}", "data.num_videos=16", "data.num_test_videos=8", "data.num_workers=0", TOWERS),
-        *("train.device=cpu", "train.num_steps=6", "train.global_batch_size=8", "train.log_every=1"),
-        *("train.save_every=2 steps", "optim.warmup_steps=2", "eval.num_clips=2", *more),
-    )
+    data = (f"data.root={root}", "data.num_videos=16", "data.num_test_videos=8", "data.num_workers=0")
+    return ("demo", *data, *SETTINGS, *more)
 
 
 def alone(*arguments: object, **environment: str) -> Outcome:
@@ -148,9 +149,7 @@ def alone(*arguments: object, **environment: str) -> Outcome:
 
 
 @contextmanager
-def launched(
-    *arguments: object, program: tuple[str, ...] = TORCHRUN, **environment: str
-) -> Iterator[Popen[str]]:
+def launched(*arguments: object, program: tuple[str, ...] = TORCHRUN, **environment: str) -> Iterator[Popen[str]]:
     """Start a command, by default as two processes under torchrun; nothing of it is left afterwards."""
     process = start(*arguments, program=program, **environment)
     try:
@@ -244,8 +243,8 @@ def same_runs(one: Path, other: Path) -> None:
     for state in states:
         state["state"].pop("seconds")
     assert states[0] == states[1]
-    for kind in ("train", "eval"):
-        assert records(one, kind) == records(other, kind) != []
+    assert records(one, "train") == records(other, "train") != []
+    assert records(one, "eval") == records(other, "eval")
     assert _faults(one) == _faults(other)
 
 

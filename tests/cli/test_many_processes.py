@@ -114,7 +114,9 @@ def test_verbs_of_one_process_refuse_two(folder, verb):
     before = hashes(folder)
     for rank in "01":
         outcome = alone(verb, *ONE_PROCESS[verb], RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
-        said = f"twinreel: twinreel {verb} runs as one process, but torchrun started 2; start it without torchrun (train "
+        said = (
+            f"twinreel: twinreel {verb} runs as one process, but torchrun started 2; start it without torchrun (train "
+        )
         assert (outcome.code, outcome.out) == (2, "") and "Traceback" not in outcome.err
         assert outcome.err == (said + "and eval run as several)\n" if rank == "0" else "")
     assert hashes(folder) == before
@@ -131,12 +133,12 @@ def test_verbs_of_one_process_refuse_torchrun(verb):
 
 REFUSED = {
     ("train.global_batch_size=1",): (  # B052
-        "train.global_batch_size=1 on 2 processes leaves 1 of them without a clip; raise it to 2 or more, or start fewer "
-        "processes"
+        "train.global_batch_size=1 on 2 processes leaves 1 of them without a clip; raise it to 2 or more, or start "
+        "fewer processes"
     ),
     ("train.global_batch_size=12", "train.micro_batch_size=4"): (
-        "train.global_batch_size=12 is not a whole number of 2 processes x train.micro_batch_size=4; micro-batches that "
-        "fit: 1, 2, 3, 6; or leave train.micro_batch_size out: the batch is then cut as evenly as can be"
+        "train.global_batch_size=12 is not a whole number of 2 processes x train.micro_batch_size=4; micro-batches "
+        "that fit: 1, 2, 3, 6; or leave train.micro_batch_size out: the batch is then cut as evenly as can be"
     ),
     ("train.batch_norm=sync",): (
         "train.batch_norm=sync needs a GPU: torch's SyncBatchNorm has no CPU kernel; use per_process or frozen"

@@ -110,7 +110,7 @@ class Launch:
         while not (found := condition()):
             assert self.process.poll() is None, f"it ended before what was waited for: {self}"
             assert time.monotonic() < end, f"waited too long for {self}"
-            time.sleep(0.005)
+            time.sleep(0.01)
         return found
 
     def ended(self, limit=ENDS_WITHIN_SECONDS):

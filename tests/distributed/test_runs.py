@@ -11,7 +11,7 @@ from twinreel import agreement, distributed, gradients, parts, training
 from twinreel.checkpoint import find_checkpoint, read_weights
 from twinreel.config import Tree
 from twinreel.data.plan import Plan
-from twinreel.distributed import average_statistics, on_main, together, world
+from twinreel.distributed import on_main, share_buffers, together, world
 from twinreel.errors import ConfigError, TrainingError
 from twinreel.evaluation import evaluate
 from twinreel.models.preprocessing import Preprocessing
@@ -160,7 +160,9 @@ class nothing:
 
 
 def judged(run, num_videos):
-    report = evaluate(run, source="generated", split="test", root=None, overrides=[f"eval.num_test_videos={num_videos}"])
+    report = evaluate(
+        run, source="generated", split="test", root=None, overrides=[f"eval.num_test_videos={num_videos}"]
+    )
     return report.metrics, report.protocol
 
 
@@ -201,7 +203,11 @@ def test_a_planted_nan_stops_all_processes_before_anyone_steps_and_can_be_replay
     wanted = recipe(videos, poison=True)
     said = run_processes(2, failing, wanted, tmp_path / "run")
     assert said[0] == said[1]
-    for word in ("step 3: the loss is nan; no weight was changed", "embeddings that are not finite: ", "twinreel replay"):
+    for word in (
+        "step 3: the loss is nan; no weight was changed",
+        "embeddings that are not finite: ",
+        "twinreel replay",
+    ):
         assert word in said[0], said[0]
     written = json.loads((tmp_path / "run" / "non_finite" / "step_0000003.json").read_text())
     bad = [row for row in written["batch"] if not row["video_finite"]]
@@ -242,7 +248,9 @@ def no_exchange(monkeypatch):
 
 def everyone_reads_the_first_share(monkeypatch):
     real = Plan.micro_batches
-    monkeypatch.setattr(Plan, "micro_batches", lambda self, first, last, shares, process=0: real(self, first, last, shares))
+    monkeypatch.setattr(
+        Plan, "micro_batches", lambda self, first, last, shares, process=0: real(self, first, last, shares)
+    )
 
 
 def second_pass_of_the_first_gradient(monkeypatch):
@@ -318,7 +326,7 @@ def averaged():
     norm = nn.BatchNorm1d(2)
     norm.running_mean.fill_(world().rank)
     norm.running_var.fill_(world().rank + 1)
-    average_statistics([norm, nn.BatchNorm1d(2, track_running_stats=False)])
+    share_buffers(norm, [norm, nn.BatchNorm1d(2, track_running_stats=False)])
     return norm.running_mean.tolist(), norm.running_var.tolist()
 
 

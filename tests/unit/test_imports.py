@@ -24,7 +24,7 @@ ROOMS = [
     {"assembly", "guards", "monitors", "run_folder"},
     {"evaluation"},
     {"parts", "search"},
-    {"gradients"},
+    {"gradients", "run_state"},
     {"audit"},
     {"training"},
     {"agreement", "demo", "replay", "trial"},

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -27,7 +28,7 @@ from twinreel.data.dataset import ClipDataset
 from twinreel.data.manifest import missing_videos
 from twinreel.errors import DataError, TrainingError
 
-__all__ = ["FaultLog", "WorkerStart", "collate", "load_batches", "refuse_missing_files"]
+__all__ = ["FaultLog", "WorkerStart", "collate", "load_batches", "readers_watched", "refuse_missing_files"]
 
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
@@ -93,8 +94,17 @@ def load_batches(
                 return
             batch.wait_seconds = time.perf_counter() - began
             yield batch
-    except RuntimeError as error:
+    except BaseException:
         _stop_readers(iterator)
+        raise
+
+
+@contextmanager
+def readers_watched() -> Iterator[None]:
+    """A reader process that was killed becomes an error with advice; torch says so wherever the main thread is."""
+    try:
+        yield
+    except RuntimeError as error:
         if not str(error).startswith("DataLoader worker"):
             raise
         raise TrainingError(
@@ -102,9 +112,6 @@ def load_batches(
             "kill), or /dev/shm is full: lower data.num_workers, or make clips smaller. The last checkpoint is intact: "
             "go on with --resume."
         ) from error
-    except BaseException:
-        _stop_readers(iterator)
-        raise
 
 
 def _stop_readers(iterator: object) -> None:

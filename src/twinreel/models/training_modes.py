@@ -66,25 +66,24 @@ class _PausedStatistics(AbstractContextManager[None]):
         self._kept: list[list[tuple[nn.Module, str, Tensor]]] = []
 
     def __enter__(self) -> None:
-        norms = [part for part in self._model.modules() if isinstance(part, _NormBase)]
-        self._kept.append([(norm, *item) for norm in norms for item in norm.named_buffers(recurse=False)])
+        parts = self._model.modules()
+        self._kept.append([(part, *item) for part in parts for item in part.named_buffers(recurse=False)])
         # Copies take the updates. Switching track_running_stats off would also keep the statistics, but a norm then
         # saves two tensors less for its backward pass, and a checkpoint refuses a recomputation that saves others.
-        for norm, name, buffer in self._kept[-1]:
-            setattr(norm, name, buffer.clone())
+        for part, name, buffer in self._kept[-1]:
+            setattr(part, name, buffer.clone())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for norm, name, buffer in self._kept.pop():
-            setattr(norm, name, buffer)
+        for part, name, buffer in self._kept.pop():
+            setattr(part, name, buffer)
 
 
 def paused_statistics(model: nn.Module) -> AbstractContextManager[None]:
     """A context in which norms give the same outputs, but their running statistics and batch counts stay as they are.
 
-    It holds for every batch norm below the model, and for instance norms that track statistics. The same context may
-    be entered again, inside itself too.
+    It holds for every buffer below the model. The same context may be entered again, inside itself too.
     """
     return _PausedStatistics(model)
 

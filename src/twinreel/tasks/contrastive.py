@@ -160,7 +160,7 @@ class Contrastive(nn.Module):
         device = video_embeddings.device
         options = dict(self.loss_options)
         if log_scale is not None:
-            options["temperature"] = (-log_scale).exp()
+            options["temperature"] = (-log_scale.to(device)).exp()
         if "negative_seed" in self.takes:
             options["negative_seed"] = negative_seed
         if "text_ids" in self.takes:
@@ -200,14 +200,14 @@ class Contrastive(nn.Module):
 
     @torch.no_grad()
     def chance_loss(self, num_clips: int) -> float:
-        """What a model for which all pairs look alike scores on a batch of so many clips."""
+        """What a model scores whose similarities are all 0, on a batch of so many clips."""
         shape = (num_clips, self.num_candidates)
         facts = PairFacts(
             torch.ones(num_clips).bool(), torch.ones(shape).bool(), torch.arange(math.prod(shape)).view(shape)
         )
-        video = torch.ones(num_clips, 1, 1) if self.segments else torch.ones(num_clips, 1)
+        video = torch.zeros(num_clips, 1, 1) if self.segments else torch.zeros(num_clips, 1)
         own = torch.zeros(1, dtype=torch.long) if "own" in self.takes else None  # all clips score alike
-        share = self.share(video, torch.ones(math.prod(shape), 1), facts, own=own, log_scale=self.log_scale)
+        share = self.share(video, torch.zeros(math.prod(shape), 1), facts, own=own, log_scale=self.log_scale)
         return float(share) * (1 if own is None else num_clips)
 
     def encode_video(self, model: nn.Module, video: Tensor) -> Tensor:

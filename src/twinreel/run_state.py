@@ -1,0 +1,126 @@
+"""What a run carries from step to step beside weights and optimizer, and how it is saved and taken up again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from twinreel.checkpoint import load_training_state, read_weights, save_checkpoint
+from twinreel.data.clip import Clip
+from twinreel.distributed import alike, gather_objects, together, world
+from twinreel.errors import CheckpointError, DataError
+from twinreel.parts import Parts, num_negatives
+from twinreel.recipe import Recipe
+
+__all__ = ["State", "restore", "write_checkpoint"]
+
+
+@dataclass(slots=True, kw_only=True)
+class State:
+    """Everything a run carries from step to step, beside weights and optimizer.
+
+    The same in every process, but for `seconds` and the times in `meter`: those of the main process are kept.
+    """
+
+    step: int = 0
+    skipped_steps: int = 0
+    repeated_frames: int = 0
+    seconds: float = 0.0
+    faults: dict[str, Any] = field(default_factory=dict)
+    meter: dict[str, Any] = field(default_factory=dict)
+    rows_digest: str = ""
+    num_processes: int = 1
+    num_negatives: int | None = None
+
+    def counters(self) -> dict[str, float]:
+        """What metrics.jsonl says of the run so far."""
+        return {"skipped_steps": self.skipped_steps, "repeated_frames": self.repeated_frames}
+
+
+def restore(recipe: Recipe, parts: Parts, checkpoint: Path | None) -> tuple[State, list[str]]:
+    """The state to go on with, and what is different from the run that saved it.
+
+    Raises:
+        DataError: the processes have different rows.
+        CheckpointError: the rows have changed since, or the checkpoint does not fit.
+    """
+    now: dict[str, Any] = {"num_processes": world().size, "num_negatives": num_negatives(recipe, parts)}
+    digest = _rows_digest(parts.rows)
+    with alike():
+        _refuse_other_rows(digest)
+    if checkpoint is None:
+        return State(rows_digest=digest, **now), []
+    with together():
+        state = _load(parts, checkpoint, digest)
+    changes = [
+        f"{name.removeprefix('num_')}: {before} in the run, {value} now: the order of the samples stays, the bits "
+        "do not"
+        for name, value in now.items()
+        if (before := getattr(state, name)) not in (value, None)
+    ]
+    state.num_processes, state.num_negatives = now["num_processes"], now["num_negatives"]
+    return state, changes
+
+
+def _refuse_other_rows(digest: str) -> None:
+    everyone = gather_objects((socket.gethostname(), digest))
+    main = everyone[0][1]
+    for rank, (host, other) in enumerate(everyone):
+        if other != main:
+            raise DataError(
+                f"process {rank} on {host} has other training rows than process 0 ({other}, not {main}): give every "
+                "machine the same manifest and captions"
+            )
+
+
+def _load(parts: Parts, checkpoint: Path, digest: str) -> State:
+    saved = load_training_state(checkpoint)
+    if saved["state"]["rows_digest"] != digest:
+        raise CheckpointError(
+            f"{checkpoint}: the training rows have changed since ({saved['state']['rows_digest']} then, {digest} now: "
+            "ids, windows, captions, sizes of caption files, order). Restore the manifest, or start a new run with "
+            "model.weights"
+        )
+    try:
+        parts.optimizer.load_state_dict(saved["optimizer"])
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint}: its optimizer state does not fit this recipe: {error}") from error
+    parts.scaler.load_state_dict(saved["scaler"])
+    if parts.average is not None:
+        parts.average.load(read_weights(checkpoint, averaged=True))
+    return State(**saved["state"])
+
+
+def _rows_digest(rows: Sequence[Clip]) -> str:
+    """What the training rows say, wherever their files lie now."""
+    digest = hashlib.blake2b(digest_size=16)
+    for row in rows:
+        captions: Any = row.captions
+        if row.caption_file is not None:  # its content is not read here: a HowTo100M has a million of them
+            size = os.path.getsize(row.caption_file) if os.path.exists(row.caption_file) else None
+            captions = (os.path.basename(row.caption_file), size)
+        digest.update(repr((row.id, row.start_seconds, row.end_seconds, captions, row.labels)).encode())
+    return f"{len(rows)} rows, {digest.hexdigest()}"
+
+
+def write_checkpoint(run: Path, parts: Parts, state: State) -> Path:
+    """Write one, whatever is there; by the main process."""
+    training_state = {
+        "optimizer": parts.optimizer.state_dict(),
+        "scaler": parts.scaler.state_dict(),
+        "state": asdict(state),
+    }
+    return save_checkpoint(
+        run,
+        state.step,
+        parts.model,
+        parts.description,
+        training_state,
+        averaged=None if parts.average is None else parts.average.weights,
+        task_weights=parts.task.state_dict(),
+    )
