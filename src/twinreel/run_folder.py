@@ -21,7 +21,7 @@ from twinreel.checkpoint import find_checkpoint
 from twinreel.errors import CheckpointError, ConfigError
 from twinreel.recipe import Recipe, load_recipe
 
-__all__ = ["LOCK_WAIT_SECONDS", "flat", "locked", "open_run", "write_run_files"]
+__all__ = ["LOCK_WAIT_SECONDS", "flat", "locked", "open_run", "refuse_held", "write_run_files"]
 
 # What may differ on resume: where things are and how they are read, not what is computed.
 RESUME_FREE = (
@@ -81,13 +81,25 @@ def locked(run: Path, *, wait_seconds: float = 0.0, say: Callable[[str], None] =
                     _leave_nothing(run, made)
                 return
         if time.monotonic() >= last:
-            raise ConfigError(
-                f"{run} is in use: {_holder(run)} trains there. Wait for it, stop it, or choose another --out"
-            )
+            raise _in_use(run)
         if not told:
             say(f"{run} is held by {_holder(run)}; waiting up to {wait_seconds:g} s for it to end")
         told = True
         time.sleep(0.2)
+
+
+def refuse_held(run: Path) -> None:
+    """Raises:
+    ConfigError: another job holds the run folder.
+    """
+    if (run / LOCK).is_file():
+        with _open_lock(run) as file:
+            if not _take(file, run):
+                raise _in_use(run)
+
+
+def _in_use(run: Path) -> ConfigError:
+    return ConfigError(f"{run} is in use: {_holder(run)} trains there. Wait for it, stop it, or choose another --out")
 
 
 def _open_lock(run: Path) -> IO[str]:

@@ -34,6 +34,7 @@ from twinreel.distributed import (
     together,
     world,
 )
+from twinreel.errors import TwinreelError
 from twinreel.evaluation import Report, evaluate_retrieval
 from twinreel.gradients import StepResult, clip_gradient, global_gradient
 from twinreel.guards import Signals, half_on_cpu, out_of_memory_ladder, repeatable_kernels, watched_signals
@@ -50,7 +51,7 @@ from twinreel.parts import (
     training_rules,
 )
 from twinreel.recipe import Recipe, cadence_steps
-from twinreel.run_folder import LOCK, LOCK_WAIT_SECONDS, locked, open_run, write_run_files
+from twinreel.run_folder import LOCK_WAIT_SECONDS, locked, open_run, refuse_held, write_run_files
 from twinreel.run_state import State, restore, write_checkpoint
 
 __all__ = ["TrainResult", "train"]
@@ -183,8 +184,11 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
 
 def _open(run: Path, recipe: Recipe, resume: bool | str, held: ExitStack) -> tuple[Path | None, list[str]]:
     """Refuse before anything is written, lock, and look again: another job may have been there in between."""
-    if not (run / LOCK).exists():
+    try:
         open_run(run, recipe, resume)
+    except TwinreelError:
+        refuse_held(run)  # who trains in the folder says more than what lies there
+        raise
     wait = LOCK_WAIT_SECONDS if resume else 0.0
     held.enter_context(locked(run, wait_seconds=wait, say=lambda text: print(text, file=sys.stderr, flush=True)))
     checkpoint, warnings = open_run(run, recipe, resume)

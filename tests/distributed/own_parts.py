@@ -91,4 +91,3 @@ def _pausing(flush):
 
 if "PAUSE_AT" in os.environ:
     checkpoint._flush = _pausing(checkpoint._flush)
-torch.optim.AdamW.load_state_dict = lambda self, state: None

@@ -87,7 +87,7 @@ def test_whenever_the_writing_of_a_checkpoint_is_killed_a_whole_one_is_found(tmp
         save(run, 6)
         prune_checkpoints(run, keep_last)
         assert not list((run / "checkpoints").glob(".part_*")), "something half written is left"
-    assert len(found) > 20 and set(found) == {"step_0000002", "step_0000004"}
+    assert len(found) > 15 and set(found) == {"step_0000002", "step_0000004"}
 
 
 # ---- whole runs
