@@ -58,6 +58,10 @@ def find_disagreement(
     for name, explanation in STAGES.items():
         seen = [own for own in (alone, *both) if name in own]
         differences = [_difference(alone, own, name) for own in seen]
+        if name == "share":
+            differences = [
+                float((sum(own[name] for own in both) - alone[name]).abs() / alone[name].abs().clamp(min=1e-12))
+            ]
         wrong = [value for value in differences if not value <= (0 if name == "samples" else TOLERANCE)]  # NaN too
         if wrong:
             return clips, f"{explanation} (they differ by {wrong[0]:.2g} of the largest value)"
@@ -68,6 +72,7 @@ STAGES = {
     "samples": "data: two processes do not read the samples that one process reads at the same positions",
     "embeddings": "model: a clip's embedding depends on which clips are embedded with it, even in eval mode",
     "gathered": "gather: the gathered embeddings are not those of all processes in the order of the batch",
+    "share": "label offset: the processes' shares of the loss do not add up to that of the whole batch (`own`)",
     "terms": "label offset: in some process the loss of a clip is taken at another clip's place (`own`)",
     "embedding_gradients": "gather: the gradient that comes back through the gather is not that of the whole batch",
     "gradients": "gradient exchange: the processes' gradients are not added up to that of the whole batch",
@@ -120,6 +125,7 @@ def observe(recipe: Recipe) -> dict[str, Any]:
         ),
         "embedding_gradients": torch.cat([_gradient_rows(leaf, len(batch.ids)) for leaf in leaves[:2]], dim=1),
     }
+    seen["share"] = compared.share.detach() * compared.usable
     if "own" in parts.task.takes:
         seen["terms"] = _terms(parts, compared)
     global_gradient(parts, recipe, [batch], 0)

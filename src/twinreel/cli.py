@@ -6,6 +6,7 @@ a traceback. Exit codes: 0 done, 2 mend it, 1 our bug, 143 stopped by SIGTERM wi
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -15,6 +16,7 @@ import re
 import signal
 import sys
 import sysconfig
+import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,6 +44,7 @@ Checkpoint = Annotated[str | None, typer.Option(help="last, best or step_N; defa
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 SEVERAL_PROCESSES = ("train", "eval")
+SPEAKER_SECONDS = 10.0  # given to the process that says what all have found
 MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
@@ -70,7 +73,21 @@ def main() -> None:
         code = 0
     except Exception as error:
         code = _explain(error)
-    sys.exit(code)
+    _leave(code)
+
+
+def _leave(code: Any) -> None:
+    """End this process; under torchrun without the interpreter's own clearing up.
+
+    Threads of gloo may give back a tensor at any moment, for which they want the interpreter; where that is going
+    away they end the process with SIGABRT, and torchrun calls a run failed that is complete.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        sys.exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else 1)
 
 
 def _end_with_the_launcher() -> None:
@@ -85,6 +102,8 @@ def _say(error: TwinreelError) -> None:
     silent = (error.speaker == "main" and rank != "0") or (
         error.speaker == "machine" and os.environ.get("LOCAL_RANK", "0") != "0"
     )
+    if silent and "TORCHELASTIC_RUN_ID" in os.environ:
+        time.sleep(SPEAKER_SECONDS)  # torchrun ends all as soon as one has ended; the one that speaks may be late
     if not silent:
         who = f"process {rank}: " if error.speaker == "process" and "RANK" in os.environ else ""
         print(f"twinreel: {who}{error}", file=sys.stderr)

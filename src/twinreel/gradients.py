@@ -79,7 +79,7 @@ class StepResult:
     @property
     def masked_captions(self) -> int:
         """Those that say nothing: padding, or no known word."""
-        return sum(int((~seen.facts.mask).sum()) for seen in self.compared)
+        return sum(int((~seen.facts.mask & seen.facts.valid[:, None]).sum()) for seen in self.compared)
 
     def valid(self) -> list[bool]:
         """Which clips of the global batch could be read, in its order."""

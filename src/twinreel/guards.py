@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -119,3 +120,5 @@ def watched_signals() -> Iterator[Signals]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if asked.stop and "TORCHELASTIC_RUN_ID" in os.environ:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the others as soon as one has ended

@@ -11,16 +11,18 @@ import os
 import resource
 import shutil
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from twinreel.errors import ConfigError
+from twinreel.errors import ConfigError, TrainingError
 
 __all__ = ["Meter", "Progress", "RunLog", "format_seconds", "peak_memory_gb", "read_metrics"]
 
@@ -96,6 +98,7 @@ class RunLog:
         from torch.utils.tensorboard import SummaryWriter  # half a second, paid only by runs
 
         purge = None if resume_step is None else resume_step + 1
+        threading.excepthook = _without_a_traceback
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
 
     def __enter__(self) -> RunLog:
@@ -105,8 +108,14 @@ class RunLog:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.progress.clear()
-        if self.writer is not None:
-            self.writer.close()
+        if self.writer is None:
+            return
+        try:
+            with _named(self.folder):
+                self.writer.close()
+        except TrainingError:
+            if kind is None:
+                raise
 
     def say(self, text: str) -> None:
         """A message: stderr and log.txt."""
@@ -115,7 +124,7 @@ class RunLog:
             print(text, file=sys.stderr, flush=True)
         if self.folder is not None:
             stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-            with (self.folder / "log.txt").open("a", encoding="utf-8") as file:
+            with _named(self.folder), (self.folder / "log.txt").open("a", encoding="utf-8") as file:
                 file.writelines(f"{stamp} {line}\n" for line in text.splitlines())
 
     def warn(self, text: str, *, once: str | None = None) -> None:
@@ -139,12 +148,16 @@ class RunLog:
         """A line of metrics.jsonl, and its numbers in TensorBoard under `kind/`."""
         if self.folder is None:
             return
-        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        with _named(self.folder), (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
             finite = {  # JSON knows neither NaN nor infinity
                 name: None if isinstance(value, float) and not math.isfinite(value) else value
                 for name, value in values.items()
             }
             file.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
+        with _named(self.folder):
+            self._draw(kind, step, values)
+
+    def _draw(self, kind: str, step: int, values: Mapping[str, float | int | str]) -> None:
         for name, value in values.items():
             if isinstance(value, (int, float)) and math.isfinite(value):
                 self.writer.add_scalar(f"{kind}/{name}", value, step)
@@ -162,6 +175,23 @@ def _parsed(line: str) -> dict[str, Any] | None:
         return dict(json.loads(line))
     except ValueError:
         return None
+
+
+@contextmanager
+def _named(folder: Path | None) -> Iterator[None]:
+    """The file system's refusal as a sentence; TensorBoard's thread, which raises it again here, says nothing."""
+    try:
+        yield
+    except OSError as error:
+        raise TrainingError(
+            f"{folder}: the log could not be written: {error.strerror}. The last checkpoint is intact; free space or "
+            "mend the folder, then go on with --resume."
+        ) from error
+
+
+def _without_a_traceback(died: threading.ExceptHookArgs) -> None:
+    if not type(died.thread).__module__.startswith("tensorboard."):
+        threading.__excepthook__(died)
 
 
 PENDING = ("losses", "norms", "clips", "masked_captions", "captions", "seconds", "waited")

@@ -218,7 +218,7 @@ def _checked_evaluation_rows(recipe: Recipe) -> list[Clip]:
 
 def _channels_last(model: nn.Module) -> None:
     for parameter in model.parameters():
-        if parameter.ndim == 5:
+        if parameter.ndim == 5 and parameter[0, 0].numel() > 1:  # else all layouts are one, and DDP warns of them
             parameter.data = parameter.data.to(memory_format=torch.channels_last_3d)
 
 

@@ -71,11 +71,8 @@ def locked(run: Path, *, wait_seconds: float = 0.0, say: Callable[[str], None] =
     while True:
         with _open_lock(run) as file:
             if _take(file, run):
-                file.truncate(0)
-                held = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%F %T")}
-                file.write(json.dumps(held))
-                file.flush()
                 try:
+                    _sign(file, run)
                     yield
                 finally:
                     _leave_nothing(run, made)
@@ -108,6 +105,17 @@ def _open_lock(run: Path) -> IO[str]:
         return (run / LOCK).open("a+", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{run}: no run folder can be made there: {error.strerror}; choose another --out") from error
+
+
+def _sign(file: IO[str], run: Path) -> None:
+    held = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%F %T")}
+    try:
+        os.ftruncate(file.fileno(), 0)
+        os.write(file.fileno(), json.dumps(held).encode())  # not through a buffer, which would try again when closed
+    except OSError as error:
+        raise ConfigError(
+            f"{run}: cannot be written to: {error.strerror}; free space, or choose another --out"
+        ) from error
 
 
 def _leave_nothing(run: Path, made: Sequence[Path]) -> None:

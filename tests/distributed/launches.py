@@ -13,6 +13,7 @@ __all__ = ["Launch", "records"]
 
 ENDS_WITHIN_SECONDS = 60
 WAITS_SECONDS = 120
+RUNS_SECONDS = 180
 LAUNCHER = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
@@ -112,6 +113,13 @@ class Launch:
             assert time.monotonic() < end, f"waited too long for {self}"
             time.sleep(0.01)
         return found
+
+    def exit_code(self, limit=RUNS_SECONDS):
+        """That of a launch that is left to its end."""
+        try:
+            return self.process.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"not done after {limit} s: {sorted(self.members())} of {self}") from None
 
     def ended(self, limit=ENDS_WITHIN_SECONDS):
         """Wait until nobody of it is alive; seconds.

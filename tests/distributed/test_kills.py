@@ -122,8 +122,7 @@ def arguments(videos, run, *, steps=STEPS, uneven=True):
 def end(folder, name, num_processes, *line, code=0, **environment):
     """Launch and let it end; the launch."""
     with Launch(folder, name, num_processes, *line, **environment) as launch:
-        launch.process.wait(240)
-        assert launch.process.returncode == code, str(launch)
+        assert launch.exit_code() == code, str(launch)
     return launch
 
 

@@ -13,6 +13,7 @@ from twinreel.checkpoint import (
     prune_checkpoints,
     read_weights,
     save_checkpoint,
+    set_aside,
     set_link,
 )
 from twinreel.errors import CheckpointError
@@ -101,6 +102,30 @@ def test_pruning_keeps_the_last_and_the_best(tmp_path, model):
             set_link(tmp_path, "best", path)
     prune_checkpoints(tmp_path, 2)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step_0000002", "step_0000005", "step_0000006"]
+
+
+def test_what_comes_later_is_set_aside_whole_and_links_follow(tmp_path, model):
+    paths = {step: save(tmp_path, step, model) for step in (2, 4, 12, 30)}
+    set_link(tmp_path, "best", paths[12])
+    assert set_aside(tmp_path, paths[4]) == ["step_0000012", "step_0000030"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_0000002", "step_0000004"]
+    assert find_checkpoint(tmp_path, "aside_step_0000012")[0].name == "aside_step_0000012"  # and is whole
+    links = {path.name: path.resolve() for path in (tmp_path / "checkpoints").iterdir() if path.is_symlink()}
+    assert links == {"last": paths[4]}
+    assert set_aside(tmp_path, paths[4]) == []
+
+
+def test_what_was_set_aside_before_makes_room(tmp_path, model):
+    for weight in (1.0, 2.0):
+        nn.init.constant_(model[0].weight, weight)
+        first, later = save(tmp_path, 1, model), save(tmp_path, 2, model)
+        set_link(tmp_path, "best", first)
+        assert set_aside(tmp_path, first) == [later.name]
+    aside = find_checkpoint(tmp_path, "aside_step_0000002")[0]
+    assert read_weights(aside)["0.weight"].eq(2.0).all()
+    assert find_checkpoint(tmp_path, "best")[0] == first  # it did not come later
+    prune_checkpoints(tmp_path, 1)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("*step_*")) == [aside.name, first.name]
 
 
 def test_writing_a_step_again_replaces_it(tmp_path, model):

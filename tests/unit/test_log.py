@@ -11,7 +11,7 @@ import torch
 
 from twinreel import log as log_module
 from twinreel.errors import ConfigError
-from twinreel.log import Meter, Progress, RunLog, format_seconds, peak_memory_gb
+from twinreel.log import Meter, Progress, RunLog, format_seconds, peak_memory_gb, read_metrics
 
 CPU = torch.device("cpu")
 
@@ -66,6 +66,18 @@ def test_a_line_that_a_kill_cut_off_is_dropped_on_resume(tmp_path, cut):
     path.write_text(path.read_text() + half)
     write_run(tmp_path, range(4, 5), resume_step=3)
     assert steps_of(tmp_path) == [("train", 1), ("train", 2), ("eval", 2), ("train", 3), ("train", 4), ("eval", 4)]
+
+
+def test_a_line_that_a_kill_cut_off_is_no_line_to_whoever_reads_while_the_run_stands_still(tmp_path):
+    assert read_metrics(tmp_path) == []
+    write_run(tmp_path, range(1, 4))
+    whole = read_metrics(tmp_path)
+    assert whole == [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] != []
+    for cut in (1, 5, 20, 30):
+        path = tmp_path / str(cut) / "metrics.jsonl"
+        path.parent.mkdir()
+        path.write_text((tmp_path / "metrics.jsonl").read_text() + json.dumps(whole[-1])[:cut])
+        assert read_metrics(path.parent) == whole
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

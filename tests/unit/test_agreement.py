@@ -1,0 +1,103 @@
+"""What `twinreel check --steps` compares: two processes with one, and a trial of a few steps with what learning is."""
+
+import math
+
+import pytest
+import torch
+from small_runs import own, recipe
+
+from twinreel import agreement
+from twinreel.agreement import find_disagreement, observe
+from twinreel.errors import ConfigError
+from twinreel.trial import LEAST_STEPS, judge, try_steps
+
+OF_A_CLIP = ("samples", "embeddings", "terms", "embedding_gradients")
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory):
+    return tmp_path_factory.mktemp("videos")
+
+
+# ---- two processes and one
+
+
+def halves(small):
+    """What two processes that agree with one observe."""
+    alone = observe(small)
+    clips = len(alone["mine"])
+    return [
+        {name: value[mine].clone() if name in OF_A_CLIP else value.clone() for name, value in alone.items()}
+        | {"mine": mine}
+        for mine in torch.arange(clips).split(clips // 2)
+    ]
+
+
+def planted(small, stage, process, value):
+    both = halves(small)
+    spoiled = both[process][stage].view(-1)
+    spoiled[-1] = spoiled[-1] + 1 if value is None else value
+    return both
+
+
+def test_halves_of_one_process_agree_with_it_and_two_clips_are_enough(videos):
+    for size, clips in ((2, 2), (3, 2), (4, 4)):
+        wanted = recipe(videos, f"train.global_batch_size={size}")
+        assert find_disagreement(wanted, launch=halves) == (clips, None)
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf])
+@pytest.mark.parametrize("process", [0, 1])
+@pytest.mark.parametrize("stage", [name for name in agreement.STAGES if name != "samples"])
+def test_a_number_that_differs_in_either_process_is_found(videos, stage, process, value):
+    clips, found = find_disagreement(recipe(videos), launch=lambda small: planted(small, stage, process, value))
+    assert clips == 4 and found.startswith(agreement.STAGES[stage])
+
+
+def test_a_stage_that_only_one_process_came_to_is_no_difference(videos):
+    def without(small):
+        both = halves(small)
+        for seen in both:
+            del seen["accumulated"]
+        return both
+
+    assert find_disagreement(recipe(videos), launch=without) == (4, None)
+
+
+def test_a_nan_of_the_towers_themselves_is_found(videos, monkeypatch):
+    """In both: what is not a number agrees with nothing."""
+    monkeypatch.setattr(agreement, "observe", lambda small: planted(small, "gradients", 0, math.nan)[0])
+    _, found = find_disagreement(recipe(videos), launch=lambda small: planted(small, "gradients", 1, math.nan))
+    assert found.startswith("gradient exchange: ")
+
+
+# ---- a trial
+
+
+def curve(*values, repeat=5):
+    return [value for value in values for _ in range(repeat)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "words"),
+    [
+        pytest.param([3 * 0.95**step for step in range(50)], None, id="falls smoothly"),
+        pytest.param([3 * 0.95**step + 0.2 * (-1) ** step for step in range(50)], None, id="falls and trembles"),
+        pytest.param(curve(3.0, 3.1, 2.5, 2.0, 1.0, 0.5), None, id="rises a little first"),
+        pytest.param(curve(3.0, 2.69), None, id="falls by a tenth"),
+        pytest.param(curve(3.0, 2.71), r"does not fall \(3\.000 -> 2\.710\)", id="falls by less"),
+        pytest.param([3.0] * 50, r"does not fall \(3\.000 -> 3\.000\)", id="stands still"),
+        pytest.param([1 + 0.1 * step for step in range(50)], r"does not fall \(1\.200 -> 5\.700\)", id="rises"),
+        pytest.param(curve(3.0, 1.0, 2.0, 1.0), r"falls \(3\.000 -> 1\.000\) but jumps up by 1\.000", id="jumps"),
+        pytest.param(curve(3.0, 4.0, 1.0), r"falls \(3\.000 -> 1\.000\) but jumps up by 1\.000", id="jumps at first"),
+        pytest.param([3.0] * 10 + [math.nan], "the loss is nan at step 11: lower optim.learning_rate", id="nan"),
+        pytest.param([math.nan], "the loss is nan at step 1:", id="nan at once"),
+        pytest.param([3.0, 2.0, math.inf], "the loss is inf at step 3:", id="infinite"),
+    ],
+)
+def test_what_is_said_of_a_curve(losses, words):
+    problem = judge(losses)
+    if words is None:
+        assert problem is None
+    else:
+        pytest.raises(ValueError, match=words, fullmatch=False) if False else None
