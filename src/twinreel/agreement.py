@@ -56,12 +56,11 @@ def find_disagreement(
     both = (launch or _launch)(small)
     clips = small.train.global_batch_size
     for name, explanation in STAGES.items():
-        seen = [own for own in (alone, *both) if name in own]
-        differences = [_difference(alone, own, name) for own in seen]
         if name == "share":
-            differences = [
-                float((sum(own[name] for own in both) - alone[name]).abs() / alone[name].abs().clamp(min=1e-12))
-            ]
+            added = {name: torch.stack([own[name] for own in both]).sum()}
+            differences = [_difference(alone, added, name)]
+        else:
+            differences = [_difference(alone, own, name) for own in (alone, *both) if name in own]
         wrong = [value for value in differences if not value <= (0 if name == "samples" else TOLERANCE)]  # NaN too
         if wrong:
             return clips, f"{explanation} (they differ by {wrong[0]:.2g} of the largest value)"

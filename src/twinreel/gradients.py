@@ -73,13 +73,13 @@ class StepResult:
 
     @property
     def captions(self) -> int:
-        """Captions of the global batch, masked ones included."""
-        return sum(seen.facts.mask.numel() for seen in self.compared)
+        """Captions of the clips that could be read, masked ones included."""
+        return sum(seen.facts.mask[seen.facts.valid].numel() for seen in self.compared)
 
     @property
     def masked_captions(self) -> int:
         """Those that say nothing: padding, or no known word."""
-        return sum(int((~seen.facts.mask & seen.facts.valid[:, None]).sum()) for seen in self.compared)
+        return sum(int((~seen.facts.mask[seen.facts.valid]).sum()) for seen in self.compared)
 
     def valid(self) -> list[bool]:
         """Which clips of the global batch could be read, in its order."""

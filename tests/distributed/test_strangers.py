@@ -32,14 +32,15 @@ class Towers(nn.Module):
     """Without dropout and batch norm, so that several processes can be compared with one.
 
     `center` subtracts a running mean from the videos, which training moves; `poison` spoils the second process's.
+    With `first` an embedding is the first of a sequence, as transformers give it: a view, not contiguous.
     """
 
-    def __init__(self, center, poison):
+    def __init__(self, center, poison, first):
         super().__init__()
         self.preprocessing = Preprocessing(num_frames=2, frame_rate=4.0, crop_size=8)
         self.video_tower = nn.Sequential(nn.Flatten(), nn.Linear(3 * 2 * 8 * 8, 6))
         self.text_tower = nn.Linear(len(LETTERS), 6)
-        self.moves, self.poison = center, poison
+        self.moves, self.poison, self.first = center, poison, first
         if center:
             self.register_buffer("center", torch.zeros(6))
             self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
@@ -49,18 +50,22 @@ class Towers(nn.Module):
         if self.poison and world().rank == 1:
             embeddings = embeddings * float("nan")
         if not self.moves:
-            return embeddings
+            return self.shown(embeddings)
         if self.training:
             self.center = torch.lerp(self.center, embeddings.detach().mean(0), 0.3)  # another tensor under the name
             self.updates += 1  # in place
         return embeddings - self.center
 
     def encode_text(self, captions):
-        return self.text_tower(torch.tensor([[text.count(letter) / 4 for letter in LETTERS] for text in captions]))
+        counts = torch.tensor([[text.count(letter) / 4 for letter in LETTERS] for text in captions])
+        return self.shown(self.text_tower(counts))
+
+    def shown(self, embeddings):
+        return torch.stack([embeddings, -embeddings], 1)[:, 0] if self.first else embeddings
 
 
-def towers(*, center: bool = False, poison: bool = False) -> nn.Module:
-    MADE.append(Towers(center, poison))
+def towers(*, center: bool = False, poison: bool = False, first: bool = False) -> nn.Module:
+    MADE.append(Towers(center, poison, first))
     return MADE[-1]
 
 
@@ -87,7 +92,10 @@ def make_rows(folder, captions=CAPTIONS, broken=()):
             (folder / f"{i}.mp4").write_text("no video")
         else:
             make_video(folder / f"{i}.mp4", num_frames=6, frame_rate=4, size=(16, 12), first_number=40 * i)
-    lines = [json.dumps({"id": f"row {i}", "video": f"{i}.mp4", "captions": [c]}) for i, c in enumerate(captions)]
+    lines = [
+        json.dumps({"id": f"row {i}", "video": f"{i}.mp4", "captions": [c, f"{c} again"]})
+        for i, c in enumerate(captions)
+    ]
     (folder / "rows.jsonl").write_text("\n".join(lines))
     return folder / "rows.jsonl"
 
@@ -243,6 +251,26 @@ def test_what_towers_remember_beside_weights_is_the_same_in_all_processes_and_re
         assert find_checkpoint(again)[0].name == "step_0000004"
         assert_same(read_weights(find_checkpoint(again)[0]), saved)
         assert train_lines(run) == train_lines(again) and len(train_lines(run)) == 4
+
+
+# ---- towers that return a view
+
+
+def test_embeddings_that_are_views_train_as_others_do(tmp_path, rows):
+    candidates, micro = "task.num_candidates=2", "train.micro_batch_size=1"
+    cases = {
+        f"{name} {first}": recipe(rows, candidates, *options, first=first)
+        for name, options in {"whole": [], "micro": [micro], "cached": [micro, "train.cached_negatives=true"]}.items()
+        for first in (True, False)
+    }
+    for ended in (trained(cases, tmp_path / "one"), *run_processes(2, trained, cases, tmp_path / "two")):
+        for name in ("whole", "micro", "cached"):
+            assert_same(ended[f"{name} True"], ended[f"{name} False"])
+    viewed = recipe(rows, candidates, first=True)
+    assert agreement.find_disagreement(viewed, launch=lambda small: run_processes(2, observed, small)) == (4, None)
+
+
+# ---- buffers
 
 
 class Counting(nn.Module):

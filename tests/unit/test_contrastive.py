@@ -138,6 +138,37 @@ def test_a_temperature_is_learned_only_where_there_is_one(loss, options):
         Contrastive(loss=loss, loss_options=options, learn_temperature=True)
 
 
+@pytest.mark.parametrize("num_clips", [2, 7, 32])
+@pytest.mark.parametrize(
+    ("loss", "candidates", "options", "chance"),
+    [
+        (losses.info_nce, 1, {}, lambda clips: math.log(clips)),
+        (losses.info_nce, 1, {"temperature": 0.5}, lambda clips: math.log(clips)),
+        (losses.clip_bag, 1, {"pooling": "max"}, lambda clips: math.log(clips)),
+        (losses.clip_bag, 1, {"pooling": "attention"}, lambda clips: math.log(clips)),
+        (losses.clip_bag, 1, {"pooling": "logsumexp"}, lambda clips: math.log(clips)),
+        (losses.milnce, 1, {}, lambda clips: math.log(2 * clips - 1)),
+        (losses.milnce, 1, {"normalize": True, "temperature": 0.1}, lambda clips: math.log(2 * clips - 1)),
+        (losses.milnce, 1, {"positives_twice": True}, lambda clips: math.log(2 * clips)),
+        (losses.milnce, 3, {}, lambda clips: math.log(2 * clips - 1)),
+        (losses.binary_nce, 1, {}, lambda clips: 2 * math.log(2)),
+        (losses.binary_nce, 1, {"num_negatives": 1}, lambda clips: 2 * math.log(2)),
+    ],
+)
+def test_chance_is_what_a_model_scores_that_knows_nothing(loss, candidates, options, chance, num_clips):
+    """Whether one clip's share is taken `num_clips` times, or the loss of all at once."""
+    task = Contrastive(loss=loss, num_candidates=candidates, loss_options=options)
+    assert task.chance_loss(num_clips) == pytest.approx(chance(num_clips), rel=1e-5)
+    task.takes -= {"own"}
+    assert task.chance_loss(num_clips) == pytest.approx(chance(num_clips), rel=1e-5)
+
+
+def test_chance_does_not_depend_on_a_learned_temperature():
+    for temperature in (0.05, 1.0):
+        task = Contrastive(loss=losses.info_nce, loss_options={"temperature": temperature}, learn_temperature=True)
+        assert task.chance_loss(8) == pytest.approx(math.log(8), rel=1e-5)
+
+
 def test_facts_travel_as_numbers():
     valid, mask = torch.tensor([True, False]), torch.tensor([[True, False, False], [False, True, True]])
     facts = PairFacts(valid, mask, losses.text_ids([["a", "b", "c"], ["d", "e", "f"]]).view(2, 3))
