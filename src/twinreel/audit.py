@@ -128,12 +128,15 @@ def non_finite_error(
     def write() -> None:
         save(run / NON_FINITE)
         record = {"step": step + 1, "what": what, "value": str(value), "num_processes": world().size, "batch": rows}
-        path.write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
+        try:
+            path.write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
+        except OSError as error:
+            raise CheckpointError(str(error)) from error
 
     kept = f"All are in {path}. `twinreel replay {run} --step {step + 1}` rebuilds this batch and shows each loss term"
     try:
         on_main(write)
-    except (CheckpointError, OSError) as error:
+    except CheckpointError as error:
         kept = f"They could not be written to {path}: {error}"
     bad = [row["id"] for row in rows if not (row["video_finite"] and row["text_finite"])]
     blamed = f"embeddings that are not finite: {', '.join(bad[:8])}" if bad else "all embeddings are finite"

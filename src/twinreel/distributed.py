@@ -256,7 +256,7 @@ def share_buffers(model: nn.Module, norms: Sequence[nn.Module]) -> None:
             groups.setdefault(buffer.dtype, []).append(buffer)
     for buffers in groups.values():
         flat = torch.cat([buffer.flatten() for buffer in buffers])
-        dist.broadcast(flat, src=0)
+        dist.broadcast(flat.view(torch.uint8), src=0)  # bytes: gloo does not know every type
         _spread(flat, buffers)
 
 

@@ -47,6 +47,11 @@ def open_run(run: Path, recipe: Recipe, resume: bool | str) -> tuple[Path | None
         return None, []
     if not (run / "recipe.yaml").is_file():
         raise CheckpointError(f"{run}: nothing to resume here (no recipe.yaml); leave --resume out to start")
+    if isinstance(resume, str) and resume.startswith("aside_"):
+        raise CheckpointError(
+            f"{run}: {resume} was moved aside when the run went another way; to go on from it, start a new run with "
+            "model.weights, or rename it to step_N in a copy of the run"
+        )
     _refuse_changed_recipe(run, recipe)
     if not has_checkpoints and resume is True:
         return None, [f"{run} has no checkpoint yet; starting from step 0"]

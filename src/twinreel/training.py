@@ -90,6 +90,8 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
         checkpoint, warnings = on_main(lambda: _open(run, recipe, resume, held))
         parts = build_parts(recipe, device, checkpoint)
         state, changes = restore(recipe, parts, checkpoint)
+        if checkpoint is not None and (moved := on_main(lambda: set_aside(run, checkpoint))):
+            changes += [f"going on from {checkpoint.name}: {', '.join(moved)} moved to checkpoints/aside_..."]
         if state.step < parts.total_steps:
             on_main(lambda: write_run_files(run, recipe))
         with together():
@@ -191,10 +193,7 @@ def _open(run: Path, recipe: Recipe, resume: bool | str, held: ExitStack) -> tup
         raise
     wait = LOCK_WAIT_SECONDS if resume else 0.0
     held.enter_context(locked(run, wait_seconds=wait, say=lambda text: print(text, file=sys.stderr, flush=True)))
-    checkpoint, warnings = open_run(run, recipe, resume)
-    if checkpoint is not None and (moved := set_aside(run, checkpoint)):
-        warnings = [*warnings, f"going on from {checkpoint.name}: {', '.join(moved)} moved to checkpoints/aside_..."]
-    return checkpoint, warnings
+    return open_run(run, recipe, resume)
 
 
 def _save(run: Path, recipe: Recipe, parts: Parts, state: State) -> Path:
@@ -355,11 +354,13 @@ def _judge(run: Path, recipe: Recipe, parts: Parts, state: State, log: RunLog) -
 
 
 def _crown(run: Path, recipe: Recipe, state: State, report: Report, log: RunLog) -> None:
-    """Point `best` at this step if no evaluation in metrics.jsonl has as much (larger is better)."""
-    metric = recipe.eval.best_metric
-    before = [record[metric] for record in log.records("eval") if metric in record and record["step"] != state.step]
-    if before and report.metrics[metric] <= max(before) and (run / "checkpoints" / "best").exists():
-        return
+    """Point `best` at this step if that is better than the one it points at now (larger is better)."""
+    metric, best = recipe.eval.best_metric, run / "checkpoints" / "best"
+    if best.exists():
+        step = int(best.resolve().name.removeprefix("step_"))
+        values = [record[metric] for record in log.records("eval") if record["step"] == step and metric in record]
+        if step != state.step and values and report.metrics[metric] <= values[-1]:
+            return
     set_link(run, "best", run / "checkpoints" / f"step_{state.step:07d}")
     prune_checkpoints(run, recipe.train.keep_last)  # the best was another one until now
 

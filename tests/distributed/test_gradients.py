@@ -61,9 +61,7 @@ def parts_of(case, shares, *, dtype=torch.float64, dropout=0.0, learn_temperatur
     torch.manual_seed(3)
     model = Towers(dtype, dropout)
     options = {"temperature": 0.07} | options if learn_temperature else options
-    task = Contrastive(
-        loss=loss, num_candidates=candidates, loss_options=options, learn_temperature=learn_temperature
-    )
+    task = Contrastive(loss=loss, num_candidates=candidates, loss_options=options, learn_temperature=learn_temperature)
     if task.log_scale is not None:
         task.log_scale.data = task.log_scale.data.to(dtype)
     embedder = Embedder(model, task)
@@ -77,8 +75,10 @@ def parts_of(case, shares, *, dtype=torch.float64, dropout=0.0, learn_temperatur
 
 
 def recipe_of(case, *, cached):
-    return load_recipe("demo", [f"task.num_candidates={TASKS[case][1]}", f"train.global_batch_size={G}",
-                                "train.channels_last=false", f"train.cached_negatives={str(cached).lower()}"])  # fmt: skip
+    return load_recipe("demo", [
+        f"task.num_candidates={TASKS[case][1]}", f"train.global_batch_size={G}", "train.channels_last=false",
+        f"train.cached_negatives={str(cached).lower()}",
+    ])  # fmt: skip
 
 
 def whole_batch(candidates):

@@ -161,15 +161,19 @@ def hang_up():
     signal.signal(signal.SIGHUP, before)
 
 
+def unanswered(number, frame):
+    raise AssertionError("nobody answers for the run")
+
+
 def test_sighup_saves_and_ends(tmp_path, videos, monkeypatch, hang_up):
     wanted = recipe(videos, "train.save_every=6 steps")
     train(wanted, tmp_path / "whole", quiet=True)
-    signal.signal(signal.SIGHUP, signal.default_int_handler)  # what ends this process here, were nobody to answer
+    signal.signal(signal.SIGHUP, unanswered)
     in_step(monkeypatch, 3, hang_up)
     result = train(wanted, tmp_path / "parts", quiet=True)
     monkeypatch.undo()
     assert (result.steps, result.stopped_by) == (3, "SIGHUP")
-    assert signal.getsignal(signal.SIGHUP) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGHUP) is unanswered
     assert find_checkpoint(tmp_path / "parts")[0].name == "step_0000003"
     train(wanted, tmp_path / "parts", resume=True, quiet=True)
     assert_same_runs(tmp_path / "whole", tmp_path / "parts")
