@@ -62,7 +62,8 @@ def recipe(videos, *overrides, own=True, **model):
     loaded = load_recipe("demo", [
         f"data.root={videos}", "data.num_videos=16", "data.num_test_videos=8", "data.num_workers=0",
         "model.preprocessing={num_frames: 4, frame_rate: 8.0, crop_size: 32, short_side: 40}",
-        "model.embedding_size=16", "train.num_steps=6", "train.global_batch_size=8", "optim.warmup_steps=2", "optim.name=sgd", "train.log_every=1",
+        "model.embedding_size=16",
+        "train.num_steps=6", "train.global_batch_size=8", "optim.warmup_steps=2", "optim.name=sgd", "train.log_every=1",
         "train.save_every=2 steps", "eval.num_clips=2", "eval.split=null", *overrides,
     ])  # fmt: skip
     if not own:
