@@ -21,7 +21,7 @@ from torch import Tensor
 
 from twinreel.data.clip import Batch
 from twinreel.data.plan import Shares
-from twinreel.distributed import process_group, world
+from twinreel.distributed import leave, process_group, world
 from twinreel.errors import TrainingError, TwinreelError
 from twinreel.gradients import Compared, GradientStep, global_gradient
 from twinreel.parts import Parts, build_parts, read_batches
@@ -215,4 +215,6 @@ if __name__ == "__main__":
     try:
         main(Path(sys.argv[1]))
     except TwinreelError as error:
-        sys.exit(f"twinreel: {error}")
+        print(f"twinreel: {error}", file=sys.stderr)
+        leave(2)
+    leave(0)

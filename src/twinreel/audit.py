@@ -22,7 +22,7 @@ __all__ = ["NON_FINITE", "check_equal_weights", "check_same_run", "check_shares"
 
 NON_FINITE = "non_finite"  # folder in the run folder
 SHARES_TOLERANCE = 1e-3
-MOST_AT_ONCE = 4096
+MOST_SCORES = 2**22  # that are taken at once
 OF_A_MACHINE = (
     *("data.root", "data.manifest", "data.num_workers", "data.worker_start", "eval.root", "eval.manifest"),
     *("model.weights", "model.vocabulary"),
@@ -34,7 +34,8 @@ def whole_loss(parts: Parts, seen: Compared, clips_at_once: int = 64) -> float:
     """The mean loss of what all processes compared, computed by this one alone, a few clips at a time."""
     facts, scale = seen.facts, parts.task.log_scale
     everyone = torch.arange(len(seen.video))
-    if len(everyone) <= MOST_AT_ONCE:  # as one process takes it: a loss that uses `own` wrongly does so in pieces too
+    if seen.video[..., 0].numel() * len(seen.text) <= MOST_SCORES:
+        # As one process takes it: a loss that uses `own` wrongly does so in pieces too.
         return float(parts.task.share(seen.video, seen.text, facts, log_scale=scale, negative_seed=seen.negative_seed))
     total = 0.0
     for own in everyone.split(clips_at_once if "own" in parts.task.takes else len(everyone)):  # type: ignore[no-untyped-call]

@@ -71,7 +71,7 @@ def check_recipe(recipe: Recipe, sheet: Path, *, steps: int = 0) -> CheckResult:
     model = parts.model.train()
     captions = list(islice(collection_captions(parts.rows, []), MOST_CAPTIONS))
     began = time.perf_counter()
-    batch = read_batches(recipe, parts)[0]
+    batch = read_batches(recipe, parts, most=1)[0]
     read_seconds = time.perf_counter() - began
     if not bool(batch.valid.any()):
         raise DataError(f"no sample of the first batch can be read; first: {batch.faults[0].reason}")

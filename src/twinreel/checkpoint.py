@@ -152,7 +152,7 @@ def prune_checkpoints(run: Path, keep_last: int) -> None:
             shutil.rmtree(left_over, ignore_errors=True)
 
 
-def set_aside(run: Path, checkpoint: Path | None) -> list[str]:
+def set_aside(run: Path, checkpoint: Path) -> list[str]:
     """Move checkpoints after the one that a run goes on from to `aside_step_N`, so that they are not taken for its own.
 
     They are of a way that was left, or broken; the links `last` and `best` no longer point at them.
@@ -161,7 +161,7 @@ def set_aside(run: Path, checkpoint: Path | None) -> list[str]:
         What was moved, by name.
     """
     folder = run / "checkpoints"
-    later = [item for item in list_checkpoints(run) if checkpoint is None or item.name > checkpoint.name]
+    later = [item for item in list_checkpoints(run) if item.name > checkpoint.name]
     for item in later:
         aside = folder / f"aside_{item.name}"
         shutil.rmtree(aside, ignore_errors=True)
@@ -170,7 +170,7 @@ def set_aside(run: Path, checkpoint: Path | None) -> list[str]:
         link = folder / name
         if link.is_symlink() and not link.exists():
             link.unlink()
-    if later and checkpoint is not None:
+    if later:
         set_link(run, "last", checkpoint)
     return [item.name for item in later]
 

@@ -6,7 +6,6 @@ a traceback. Exit codes: 0 done, 2 mend it, 1 our bug, 143 stopped by SIGTERM wi
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import json
@@ -77,17 +76,11 @@ def main() -> None:
 
 
 def _leave(code: Any) -> None:
-    """End this process; under torchrun without the interpreter's own clearing up.
-
-    Threads of gloo may give back a tensor at any moment, for which they want the interpreter; where that is going
-    away they end the process with SIGABRT, and torchrun calls a run failed that is complete.
-    """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         sys.exit(code)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    os._exit(code if isinstance(code, int) else 1)
+    from twinreel.distributed import leave
+
+    leave(code if isinstance(code, int) else 1)
 
 
 def _end_with_the_launcher() -> None:
@@ -170,7 +163,7 @@ def _resume_value(arguments: list[str]) -> list[str]:
     """`--resume step_1000` becomes `--resume-from step_1000`: an option whose value may be left out."""
     for i, argument in enumerate(arguments[:-1]):
         value = arguments[i + 1]
-        if argument == "--resume" and re.fullmatch(r"last|best|(step_)?[0-9]+", Path(value).name):
+        if argument == "--resume" and re.fullmatch(r"last|best|(aside_)?(step_)?[0-9]+", Path(value).name):
             return [*arguments[:i], "--resume-from", Path(value).name, *arguments[i + 2 :]]
     return arguments
 

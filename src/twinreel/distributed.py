@@ -14,9 +14,9 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,7 @@ __all__ = [
     "exchange",
     "gather_objects",
     "gather_rows",
+    "leave",
     "on_main",
     "process_group",
     "scatter_order",
@@ -126,6 +127,20 @@ def _lost_contact(rank: int, size: int) -> Iterator[None]:
         ) from error
 
 
+def leave(code: int) -> NoReturn:
+    """End this process; under torchrun without the interpreter's own clearing up.
+
+    Threads of gloo may give back a tensor at any moment, for which they want the interpreter; where that is going
+    away they end the process with SIGABRT, and torchrun calls a run failed that is complete.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        sys.exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)
+
+
 def gather_objects(value: T) -> list[T]:
     """The value of every process, by rank."""
     size = world().size
@@ -165,6 +180,12 @@ def together() -> Iterator[None]:
         yield
     except TwinreelError as error:
         problem = error
+    except OSError as error:  # a full disk, a folder that is gone: the others must not wait for this process
+        problem = TrainingError(
+            f"{error.filename or 'the file system'}: {error.strerror}. What was saved before is intact: mend it and "
+            "go on with --resume"
+        )
+        problem.__cause__ = error
     if world().size == 1:
         if problem is not None:
             raise problem
@@ -252,7 +273,8 @@ def share_buffers(model: nn.Module, norms: Sequence[nn.Module]) -> None:
     statistics = {id(buffer) for norm in norms for buffer in norm.buffers()}
     groups: dict[torch.dtype, list[Tensor]] = {}
     for buffer in model.buffers():
-        if id(buffer) not in statistics:
+        expanded = buffer.numel() > 1 and 0 in buffer.stride()  # a constant: it cannot be written to
+        if id(buffer) not in statistics and not expanded:
             groups.setdefault(buffer.dtype, []).append(buffer)
     for buffers in groups.values():
         flat = torch.cat([buffer.flatten() for buffer in buffers])

@@ -6,6 +6,7 @@ named, and scores over fewer videos are given only on request.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
@@ -20,9 +21,9 @@ from twinreel.assembly import Run, evaluation_rows, load_run, pick_device
 from twinreel.data.captions import row_captions
 from twinreel.data.clip import Batch, Clip, Fault
 from twinreel.data.dataset import ClipDataset, ViewRules
-from twinreel.data.loader import WorkerStart, load_batches
+from twinreel.data.loader import WorkerStart, load_batches, readers_watched
 from twinreel.data.transforms import network_input
-from twinreel.distributed import gather_objects, on_main, process_group, together, world
+from twinreel.distributed import alike, gather_objects, on_main, process_group, together, world
 from twinreel.errors import ConfigError, DataError
 from twinreel.recipe import EvalSection, Recipe
 from twinreel.tasks import Contrastive
@@ -177,9 +178,8 @@ def embed_videos(
     rank, size = world()
     keys = [[(0, index) for index in block] for block in blocks[rank::size]]
     done: list[tuple[int, Embedded]] = []
-    with closing(
-        load_batches(ClipDataset(rows, rules), keys, num_workers=num_workers, worker_start=worker_start)
-    ) as batches:
+    loader = load_batches(ClipDataset(rows, rules), keys, num_workers=num_workers, worker_start=worker_start)
+    with readers_watched(), closing(loader) as batches:
         for batch in batches:
             batch = batch if transform is None else transform(batch)
             num_rows, num_clips = batch.frames.shape[:2]
@@ -242,6 +242,8 @@ def evaluate_retrieval(
     rules = ViewRules(preprocessing=preprocessing, num_clips=section.num_clips, windows=section.windows)
     with together():
         gallery = build_gallery(rows, merge_equal_captions=section.merge_equal_captions)
+    with alike():
+        _refuse_other_rows(gallery)
     videos, valid, faults, repeated = embed_videos(
         model, task, gallery.candidates, rules, device=device, batch_size=section.batch_size,
         num_workers=num_workers, worker_start=worker_start, transform=transform, report=report,
@@ -273,6 +275,18 @@ def evaluate_retrieval(
         "equal_captions": "one query, several right videos" if section.merge_equal_captions else "separate queries",
     }
     return Report(metrics=scores, protocol=protocol, faults=faults)
+
+
+def _refuse_other_rows(gallery: Gallery) -> None:
+    """All processes must judge on the same videos and sentences."""
+    said = repr(([row.id for row in gallery.candidates], gallery.queries, gallery.positives))
+    everyone = gather_objects(hashlib.blake2b(said.encode(), digest_size=8).hexdigest())
+    others = [str(rank) for rank, digest in enumerate(everyone) if digest != everyone[0]]
+    if others:
+        raise DataError(
+            f"processes {', '.join(others[:8])} would be judged on other rows than process 0: give every machine the "
+            "same manifest and captions to evaluate on"
+        )
 
 
 def _without_missing(
@@ -402,8 +416,9 @@ def evaluate(
     device = pick_device(loaded.recipe.train.device)
     with process_group(device):
         chosen = on_main(lambda: loaded.checkpoint.name)
-        if chosen != loaded.checkpoint.name:  # a run that still trains has moved `best` in between
-            loaded = load_run(loaded.folder, chosen, overrides)
+        with together():
+            if chosen != loaded.checkpoint.name:  # a run that still trains has moved `best` in between
+                loaded = load_run(loaded.folder, chosen, overrides)
         result = evaluate_retrieval(
             loaded.model.to(device), loaded.task, rows, section, device=device,
             num_workers=loaded.recipe.data.num_workers, worker_start=loaded.recipe.data.worker_start,

@@ -98,7 +98,7 @@ class RunLog:
         from torch.utils.tensorboard import SummaryWriter  # half a second, paid only by runs
 
         purge = None if resume_step is None else resume_step + 1
-        threading.excepthook = _without_a_traceback
+        self.excepthook, threading.excepthook = threading.excepthook, _without_a_traceback
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
 
     def __enter__(self) -> RunLog:
@@ -110,6 +110,7 @@ class RunLog:
         self.progress.clear()
         if self.writer is None:
             return
+        threading.excepthook = self.excepthook
         try:
             with _named(self.folder):
                 self.writer.close()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,7 @@ from twinreel.data.dataset import ClipDataset, TrainingRules
 from twinreel.data.loader import load_batches, refuse_missing_files
 from twinreel.data.manifest import missing_videos
 from twinreel.data.plan import Plan, Shares
-from twinreel.distributed import together, world
+from twinreel.distributed import alike, gather_objects, together, world
 from twinreel.errors import CheckpointError, ConfigError, DataError
 from twinreel.evaluation import build_gallery
 from twinreel.models.training_modes import apply_batch_norm, batch_norms, checkpoint_activations
@@ -66,6 +69,7 @@ class Parts:
     """
 
     rows: list[Clip]
+    rows_digest: str
     eval_rows: list[Clip]
     missing: list[Clip]
     caption_faults: list[Fault]
@@ -106,6 +110,8 @@ def build_parts(recipe: Recipe, device: torch.device, checkpoint: Path | None = 
         torch.use_deterministic_algorithms(True)
     with together():
         parts = _build(recipe, device, checkpoint)
+    with alike():
+        _refuse_other_data(parts)
     parts.embedder = _wrapped(parts.embedder)
     return parts
 
@@ -159,6 +165,7 @@ def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Par
     )
     return Parts(
         rows=rows,
+        rows_digest=_rows_digest(rows),
         eval_rows=eval_rows,
         missing=missing,
         caption_faults=caption_faults,
@@ -177,6 +184,31 @@ def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Par
         device=device,
         description=description,
     )
+
+
+def _rows_digest(rows: Sequence[Clip]) -> str:
+    """What the training rows say, wherever their files lie now."""
+    digest = hashlib.blake2b(digest_size=16)
+    for row in rows:
+        captions: Any = row.captions
+        if row.caption_file is not None:  # its content is not read here: a HowTo100M has a million of them
+            size = os.path.getsize(row.caption_file) if os.path.exists(row.caption_file) else None
+            captions = (os.path.basename(row.caption_file), size)
+        digest.update(repr((row.id, row.start_seconds, row.end_seconds, captions, row.labels)).encode())
+    return f"{len(rows)} rows, {digest.hexdigest()}"
+
+
+def _refuse_other_data(parts: Parts) -> None:
+    """All processes must have the same rows, and towers of the same size (a vocabulary comes from captions)."""
+    said = f"{parts.rows_digest}, {sum(parameter.numel() for parameter in parts.embedder.parameters())} parameters"
+    everyone = gather_objects((socket.gethostname(), said))
+    main = everyone[0][1]
+    for rank, (host, other) in enumerate(everyone):
+        if other != main:
+            raise DataError(
+                f"process {rank} on {host} has other training rows than process 0 ({other}, not {main}): give every "
+                "machine the same manifest and captions"
+            )
 
 
 def _wrapped(embedder: nn.Module) -> nn.Module:
@@ -258,9 +290,9 @@ def training_rules(recipe: Recipe, model: nn.Module) -> TrainingRules:
     )
 
 
-def read_batches(recipe: Recipe, parts: Parts, step: int = 0) -> list[Batch]:
-    """This process's micro-batches of a step, from 0, read here and now."""
-    keys = parts.plan.micro_batches(step, step + 1, parts.shares, world().rank)
+def read_batches(recipe: Recipe, parts: Parts, step: int = 0, most: int | None = None) -> list[Batch]:
+    """This process's micro-batches of a step, from 0, or the first few of them, read here and now."""
+    keys = islice(parts.plan.micro_batches(step, step + 1, parts.shares, world().rank), most)
     return list(load_batches(ClipDataset(parts.rows, training_rules(recipe, parts.model)), keys, num_workers=0))
 
 

@@ -12,11 +12,11 @@ import torch
 
 from twinreel.assembly import pick_device, refuse_idle_overrides
 from twinreel.audit import NON_FINITE
-from twinreel.checkpoint import find_checkpoint, list_checkpoints
+from twinreel.checkpoint import find_checkpoint, list_checkpoints, load_training_state
 from twinreel.data.clip import Batch
 from twinreel.data.plan import Shares
 from twinreel.errors import CheckpointError, ConfigError
-from twinreel.gradients import Compared, GradientStep, StepResult, finish
+from twinreel.gradients import Compared, GradientStep, StepResult, clip_gradient, finish
 from twinreel.guards import repeatable_kernels
 from twinreel.log import read_metrics
 from twinreel.parts import Parts, build_parts, read_batches
@@ -101,18 +101,21 @@ def replay(run: str | Path, step: int, overrides: Sequence[str] = ()) -> Replay:
     train = recipe.train.model_copy(update={"micro_batch_size": None})
     alone = recipe.model_copy(update={"train": train, "eval": EvalSection.model_validate({})})
     parts = build_parts(alone, pick_device(recipe.train.device), checkpoint)
+    if checkpoint is not None:
+        parts.scaler.load_state_dict(load_training_state(checkpoint)["scaler"])
     if not 1 <= step <= parts.total_steps:
         raise ConfigError(f"--step {step}: the run has steps 1 to {parts.total_steps}")
     parts.shares = Shares(positions=[[own] for everyone in shares.positions for own in everyone])
     batches = read_batches(recipe, parts, step - 1)
     with repeatable_kernels(recipe, parts.device):
         result = _gradient(recipe, parts, shares, batches, step - 1)
+    norm = clip_gradient(parts, recipe)
     gradients = {n: p.grad for n, p in parts.embedder.named_parameters() if p.grad is not None}
     return Replay(
         step=step,
         weights_of_step=weights_of,
         loss=result.mean_loss if result.mean_loss is not None else math.nan,
-        gradient_norm=torch.nn.utils.get_total_norm(list(gradients.values())).item(),
+        gradient_norm=norm,
         terms=_terms(parts, result, batches),
         bad_gradients=[name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())],
         notes=_notes(folder, recipe, step, weights_of, shares, result),

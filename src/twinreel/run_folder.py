@@ -42,7 +42,7 @@ def open_run(run: Path, recipe: Recipe, resume: bool | str) -> tuple[Path | None
             raise ConfigError(f"{run} already holds a run; go on with --resume, or choose another --out")
         if run.exists() and not run.is_dir():
             raise ConfigError(f"{run} is a file: no run folder can be made there; choose another --out")
-        if run.exists() and any(item.name != LOCK for item in run.iterdir()):
+        if run.exists() and any(item.name != LOCK and not item.name.startswith(".part_") for item in run.iterdir()):
             raise ConfigError(f"{run} is not an empty folder; choose another --out (or --resume, if it is a run)")
         return None, []
     if not (run / "recipe.yaml").is_file():

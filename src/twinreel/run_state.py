@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import socket
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from twinreel.checkpoint import load_training_state, read_weights, save_checkpoint
-from twinreel.data.clip import Clip
-from twinreel.distributed import alike, gather_objects, together, world
-from twinreel.errors import CheckpointError, DataError
+from twinreel.distributed import together, world
+from twinreel.errors import CheckpointError
 from twinreel.parts import Parts, num_negatives
 from twinreel.recipe import Recipe
 
@@ -46,17 +41,13 @@ def restore(recipe: Recipe, parts: Parts, checkpoint: Path | None) -> tuple[Stat
     """The state to go on with, and what is different from the run that saved it.
 
     Raises:
-        DataError: the processes have different rows.
         CheckpointError: the rows have changed since, or the checkpoint does not fit.
     """
     now: dict[str, Any] = {"num_processes": world().size, "num_negatives": num_negatives(recipe, parts)}
-    digest = _rows_digest(parts.rows)
-    with alike():
-        _refuse_other_rows(digest)
     if checkpoint is None:
-        return State(rows_digest=digest, **now), []
+        return State(rows_digest=parts.rows_digest, **now), []
     with together():
-        state = _load(parts, checkpoint, digest)
+        state = _load(parts, checkpoint)
     changes = [
         f"{name.removeprefix('num_')}: {before} in the run, {value} now: the order of the samples stays, the bits "
         "do not"
@@ -67,24 +58,13 @@ def restore(recipe: Recipe, parts: Parts, checkpoint: Path | None) -> tuple[Stat
     return state, changes
 
 
-def _refuse_other_rows(digest: str) -> None:
-    everyone = gather_objects((socket.gethostname(), digest))
-    main = everyone[0][1]
-    for rank, (host, other) in enumerate(everyone):
-        if other != main:
-            raise DataError(
-                f"process {rank} on {host} has other training rows than process 0 ({other}, not {main}): give every "
-                "machine the same manifest and captions"
-            )
-
-
-def _load(parts: Parts, checkpoint: Path, digest: str) -> State:
+def _load(parts: Parts, checkpoint: Path) -> State:
     saved = load_training_state(checkpoint)
-    if saved["state"]["rows_digest"] != digest:
+    if saved["state"]["rows_digest"] != parts.rows_digest:
         raise CheckpointError(
-            f"{checkpoint}: the training rows have changed since ({saved['state']['rows_digest']} then, {digest} now: "
-            "ids, windows, captions, sizes of caption files, order). Restore the manifest, or start a new run with "
-            "model.weights"
+            f"{checkpoint}: the training rows have changed since ({saved['state']['rows_digest']} then, "
+            f"{parts.rows_digest} now: ids, windows, captions, sizes of caption files, order). Restore the manifest, "
+            "or start a new run with model.weights"
         )
     try:
         parts.optimizer.load_state_dict(saved["optimizer"])
@@ -93,19 +73,9 @@ def _load(parts: Parts, checkpoint: Path, digest: str) -> State:
     parts.scaler.load_state_dict(saved["scaler"])
     if parts.average is not None:
         parts.average.load(read_weights(checkpoint, averaged=True))
+    if saved["state"].keys() != {item.name for item in fields(State)}:
+        raise CheckpointError(f"{checkpoint}: of another version of twinreel; start a new run with model.weights")
     return State(**saved["state"])
-
-
-def _rows_digest(rows: Sequence[Clip]) -> str:
-    """What the training rows say, wherever their files lie now."""
-    digest = hashlib.blake2b(digest_size=16)
-    for row in rows:
-        captions: Any = row.captions
-        if row.caption_file is not None:  # its content is not read here: a HowTo100M has a million of them
-            size = os.path.getsize(row.caption_file) if os.path.exists(row.caption_file) else None
-            captions = (os.path.basename(row.caption_file), size)
-        digest.update(repr((row.id, row.start_seconds, row.end_seconds, captions, row.labels)).encode())
-    return f"{len(rows)} rows, {digest.hexdigest()}"
 
 
 def write_checkpoint(run: Path, parts: Parts, state: State) -> Path:

@@ -26,7 +26,7 @@ from twinreel.data import sampling
 from twinreel.data.clip import Clip, Fault, Sample
 from twinreel.data.dataset import ClipDataset, read_views, window_in_video
 from twinreel.data.decode import probe
-from twinreel.data.loader import load_batches
+from twinreel.data.loader import load_batches, readers_watched
 from twinreel.data.transforms import network_input
 from twinreel.errors import CheckpointError, ConfigError, DataError
 from twinreel.evaluation import embed_sentences
@@ -227,7 +227,8 @@ def _embed_rows(
     repeated: Counter[str] = Counter()
     failed: dict[str, Fault] = {}
     data = run.recipe.data
-    with closing(load_batches(dataset, keys, num_workers=data.num_workers, worker_start=data.worker_start)) as batches:
+    loader = load_batches(dataset, keys, num_workers=data.num_workers, worker_start=data.worker_start)
+    with readers_watched(), closing(loader) as batches:
         for batch in batches:
             row = owner[batch.ids[0]]
             if batch.faults:

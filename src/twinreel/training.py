@@ -17,6 +17,7 @@ from pathlib import Path
 from twinreel.assembly import pick_device, training_notes
 from twinreel.audit import check_equal_weights, check_same_run, check_shares, non_finite_error
 from twinreel.checkpoint import (
+    list_checkpoints,
     prune_checkpoints,
     set_aside,
     set_link,
@@ -100,6 +101,7 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
                 RunLog(folder, resume_step=state.step if resume else None, quiet=quiet or not folder)
             )
         signals = held.enter_context(watched_signals())
+        held.enter_context(readers_watched())
         for warning in [*warnings, *changes]:
             log.warn(warning)
         report: Report | None = None
@@ -122,8 +124,6 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
             worker_start=recipe.data.worker_start,
             pin_memory=device.type == "cuda",
         )
-        held.enter_context(readers_watched())
-        held.enter_context(out_of_memory_ladder(recipe, device, parts.shares.largest))
         batches = held.enter_context(closing(loader))
         meter = Meter(device, state.meter)
         monitor = _monitor(recipe, parts, log)
@@ -135,8 +135,9 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
             for group in parts.optimizer.param_groups:
                 group["lr"] = group["base_learning_rate"] * factor
             micro_batches = list(islice(batches, parts.shares.num_micro_batches))
-            result = _gradient(run, parts, recipe, micro_batches, state, signals)
-            with alike():
+            with out_of_memory_ladder(recipe, device, parts.shares.largest):
+                result = _gradient(run, parts, recipe, micro_batches, state, signals)
+            with alike(), out_of_memory_ladder(recipe, device, parts.shares.largest):
                 if state.step == first_step:
                     check_shares(parts, result)
                 norm = _step(run, parts, recipe, result, state, log)
@@ -300,7 +301,8 @@ def _step(run: Path, parts: Parts, recipe: Recipe, result: StepResult, state: St
         raise non_finite_error(
             "gradient norm", norm, run, parts, result, state.step, lambda at: write_checkpoint(at, parts, state)
         )
-    parts.scaler.step(parts.optimizer)
+    if not skipped:
+        parts.scaler.step(parts.optimizer)
     parts.scaler.update()
     state.skipped_steps += int(skipped)
     parts.task.clamp_temperature()
@@ -356,12 +358,15 @@ def _judge(run: Path, recipe: Recipe, parts: Parts, state: State, log: RunLog) -
 def _crown(run: Path, recipe: Recipe, state: State, report: Report, log: RunLog) -> None:
     """Point `best` at this step if that is better than the one it points at now (larger is better)."""
     metric, best = recipe.eval.best_metric, run / "checkpoints" / "best"
-    if best.exists():
-        step = int(best.resolve().name.removeprefix("step_"))
-        values = [record[metric] for record in log.records("eval") if record["step"] == step and metric in record]
-        if step != state.step and values and report.metrics[metric] <= values[-1]:
-            return
-    set_link(run, "best", run / "checkpoints" / f"step_{state.step:07d}")
+    kept = {item.name for item in list_checkpoints(run)}
+    now = f"step_{state.step:07d}"
+    records = {f"step_{record['step']:07d}": record.get(metric) for record in log.records("eval")}
+    scores = {name: value for name, value in records.items() if name in kept - {now} and value is not None}
+    rival = best.resolve().name if best.exists() else max(scores, key=lambda name: scores[name], default=now)
+    if scores.get(rival, -math.inf) >= report.metrics[metric]:
+        set_link(run, "best", run / "checkpoints" / rival)
+        return
+    set_link(run, "best", run / "checkpoints" / now)
     prune_checkpoints(run, recipe.train.keep_last)  # the best was another one until now
 
 

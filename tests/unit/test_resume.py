@@ -6,7 +6,7 @@ import signal
 import pytest
 from small_runs import assert_same, assert_same_runs, in_step, own, recipe, records, weights_of
 
-from twinreel import run_state, training
+from twinreel import parts, training
 from twinreel.checkpoint import find_checkpoint
 from twinreel.errors import CheckpointError
 from twinreel.training import train
@@ -94,7 +94,7 @@ def test_the_best_is_chosen_again_when_its_checkpoint_was_moved_aside(tmp_path, 
     stopped_in(monkeypatch, 3, wanted, run, resume="step_2")
     assert link(run, "best") is None and find_checkpoint(run)[0].name == "step_0000003"
     train(wanted, run, resume=True, quiet=True)
-    assert link(run, "best") == "step_0000004"  # the first that was judged since
+    assert link(run, "best") == "step_0000002"  # 0.5, of those that are left and judged
     metric = wanted.eval.best_metric
     assert [(line["step"], line[metric]) for line in records(run, "eval")] == [(2, 0.5), (4, 0.4), (6, 0.3)]
 
@@ -123,7 +123,7 @@ def test_a_resume_that_is_refused_moves_nothing(tmp_path, videos, monkeypatch):
     train(wanted, run, quiet=True)
     before = {item: os.readlink(item) if item.is_symlink() else None for item in run.rglob("*")}
     with monkeypatch.context() as patch:
-        patch.setattr(run_state, "_rows_digest", lambda rows: "other rows")
+        patch.setattr(parts, "_rows_digest", lambda rows: "other rows")
         with pytest.raises(CheckpointError, match="the training rows have changed since"):
             train(wanted, run, resume="step_2", quiet=True)
     assert {item: os.readlink(item) if item.is_symlink() else None for item in run.rglob("*")} == before
