@@ -67,7 +67,8 @@ def parts_of(case, shares, *, dtype=torch.float64, dropout=0.0, learn_temperatur
     embedder = Embedder(model, task)
     optimizer = torch.optim.SGD([p for p in embedder.parameters() if p.requires_grad], lr=0.1)
     return Parts(
-        rows=[], eval_rows=[], missing=[], caption_faults=[], plan=Plan(num_rows=G, seed=0, global_batch_size=G),
+        rows=[], rows_digest="", eval_rows=[], missing=[], caption_faults=[],
+        plan=Plan(num_rows=G, seed=0, global_batch_size=G),
         shares=shares, total_steps=1, warmup_steps=0, model=model, task=task, embedder=_wrapped(embedder), idle=[],
         norms=[], average=None, optimizer=optimizer, scaler=torch.amp.GradScaler("cpu", enabled=False),
         device=torch.device("cpu"), description={},
