@@ -152,7 +152,7 @@ def embed_videos(
     device: torch.device,
     batch_size: int,
     num_workers: int = 0,
-    worker_start: WorkerStart = "fork",
+    worker_start: WorkerStart = "auto",
     transform: Callable[[Batch], Batch] | None = None,
     report: Callable[[int, int], None] | None = None,
 ) -> Embedded:
@@ -226,7 +226,7 @@ def evaluate_retrieval(
     *,
     device: torch.device,
     num_workers: int = 0,
-    worker_start: WorkerStart = "fork",
+    worker_start: WorkerStart = "auto",
     loss_batch_size: int = 32,
     transform: Callable[[Batch], Batch] | None = None,
     report: Callable[[int, int], None] | None = None,

@@ -126,7 +126,9 @@ class DataSection(_OpenSection):
     short_side: Count | None = Field(None, description="scale the short side to this before a random crop")
     flip: Fraction = Field(0.5, description="probability of a mirror image")
     num_workers: Annotated[int, Field(ge=0)] = Field(2, description="reader processes")
-    worker_start: Literal["fork", "spawn", "forkserver"] = Field("fork", description="how readers are started")
+    worker_start: Literal["auto", "fork", "spawn", "forkserver"] = Field(
+        "auto", description="how readers are started; auto = fork, forkserver where several processes train"
+    )
     max_faults: Fraction = Field(0.05, description="share of missing or failed samples that stops the run")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-import multiprocessing
+import os
 import signal
 import sys
 import time
@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -32,9 +34,8 @@ __all__ = ["FaultLog", "WorkerStart", "collate", "load_batches", "readers_watche
 
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
-SERVED = multiprocessing.get_context("forkserver").Process  # its parent is the server, which ends by itself
 
-WorkerStart: TypeAlias = Literal["fork", "spawn", "forkserver"]
+WorkerStart: TypeAlias = Literal["auto", "fork", "spawn", "forkserver"]
 
 
 def collate(samples: Sequence[Sample]) -> Batch:
@@ -60,7 +61,7 @@ def load_batches(
     keys: Iterable[list[tuple[int, int]]],
     *,
     num_workers: int,
-    worker_start: WorkerStart = "fork",
+    worker_start: WorkerStart = "auto",
     pin_memory: bool = False,
 ) -> Generator[Batch, None, None]:
     """Batches in the order of `keys`, whatever the number of workers; `wait_seconds` is set on each.
@@ -71,12 +72,18 @@ def load_batches(
         dataset: what reads a sample.
         keys: one list of (epoch, row index) a batch.
         num_workers: reader processes; 0 reads in this one.
-        worker_start: how they are started.
+        worker_start: how they are started; `auto` = fork, but forkserver where several processes train: a fork while
+            gloo's threads run can leave the reader hanging (cpython issue 112275, Python before 3.11.10).
         pin_memory: page-locked batches, for a GPU.
     """
     options: dict[str, Any] = {}
     if num_workers:
-        options = {"multiprocessing_context": worker_start, "prefetch_factor": 4, "worker_init_fn": _start_worker}
+        start = _chosen(worker_start)
+        options = {
+            "multiprocessing_context": start,
+            "prefetch_factor": 4,
+            "worker_init_fn": partial(_start_worker, None if start == "forkserver" else os.getpid()),
+        }
     loader = DataLoader(
         dataset,
         batch_sampler=_Keys(keys),
@@ -94,9 +101,23 @@ def load_batches(
                 return
             batch.wait_seconds = time.perf_counter() - began
             yield batch
-    except BaseException:
+    finally:
         _stop_readers(iterator)
-        raise
+
+
+def _chosen(worker_start: WorkerStart) -> str:
+    """The start method; for a fork server, the server is there when this returns."""
+    several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    start = ("forkserver" if several else "fork") if worker_start == "auto" else worker_start
+    if start == "forkserver":
+        # A signal to the whole group is the run's to answer, not the server's: it inherits that these are blocked.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1))
+        try:
+            forkserver.set_forkserver_preload([__name__])
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return start
 
 
 @contextmanager
@@ -135,16 +156,15 @@ class _Keys:
         return iter(self.keys)
 
 
-def _start_worker(worker: int) -> None:
+def _start_worker(parent: int | None, worker: int) -> None:
+    """What a reader does first; `parent` is who started it, None for a fork server, which ends by itself."""
     torch.set_num_threads(1)  # decoding scales by processes; threads of threads only fight
-    if not isinstance(multiprocessing.current_process(), SERVED) and sys.platform == "linux":
+    if parent is not None and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no reader outlives a run that is killed
-    for number in (
-        signal.SIGTERM,
-        signal.SIGINT,
-        signal.SIGHUP,
-        signal.SIGUSR1,
-    ):  # a signal to the whole group is the run's to answer: it saves
+        if os.getppid() != parent:  # nor one that was killed in between
+            os._exit(1)
+    # A signal to the whole group is the run's to answer: it saves.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
 
