@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import json
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -157,15 +159,25 @@ class _Keys:
 
 
 def _start_worker(parent: int | None, worker: int) -> None:
-    """What a reader does first; `parent` is who started it, None for a fork server, which ends by itself."""
+    """What a reader does first; `parent` is who started it, None if a fork server did, for a run that it belongs to."""
     torch.set_num_threads(1)  # decoding scales by processes; threads of threads only fight
     if parent is not None and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no reader outlives a run that is killed
         if os.getppid() != parent:  # nor one that was killed in between
             os._exit(1)
+    elif parent is None:
+        threading.Thread(target=_end_with_the_run, daemon=True).start()
     # A signal to the whole group is the run's to answer: it saves.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+
+
+def _end_with_the_run() -> None:
+    """A reader of a fork server ends with the run it belongs to; the server then ends with its last reader."""
+    run = multiprocessing.parent_process()
+    if run is not None:
+        run.join()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def refuse_missing_files(rows: Sequence[Clip], max_faults: float) -> list[Clip]:
