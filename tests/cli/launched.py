@@ -200,8 +200,17 @@ def ranks(process: Popen[str]) -> list[int]:
 
 
 def readers(pid: int) -> list[int]:
-    """Process ids of the readers of a training process."""
-    return _children(pid)
+    """Process ids of the readers of a training process: its children, or those of its fork server."""
+    servers = [child for child in _children(pid) if "multiprocessing.forkserver" in _command(child)]
+    forked = [child for child in _children(pid) if "multiprocessing" not in _command(child)]
+    return forked + [reader for server in servers for reader in _children(server)]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
 
 
 def exit_codes(outcome: Outcome) -> list[int]:

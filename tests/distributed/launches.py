@@ -92,10 +92,13 @@ class Launch:
         return [ranks[rank] for rank in sorted(ranks.keys() - {None})]
 
     def readers(self, members=None):
-        """Process ids of the reader processes of all ranks."""
+        """Process ids of the reader processes of all ranks: their children, or those of their fork servers."""
         members = members or self.members()
         ranks = self.ranks(members)
-        return sorted(pid for pid, parent in members.items() if parent in ranks)
+        children = {pid: _command(pid) for pid, parent in members.items() if parent in ranks}
+        servers = {pid for pid, command in children.items() if "multiprocessing.forkserver" in command}
+        forked = {pid for pid, command in children.items() if "multiprocessing" not in command}
+        return sorted(forked | {pid for pid, parent in members.items() if parent in servers})
 
     def kill(self, pids):
         """SIGKILL for each that is still there."""
@@ -149,3 +152,10 @@ def records(run, kind):
     lines = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
     noisy = {"clips_per_second", "waiting_share", "memory_gb"}
     return [{key: line[key] for key in line.keys() - noisy} for line in lines if line["kind"] == kind]
+
+
+def _command(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
