@@ -25,7 +25,7 @@ from twinreel.checkpoint import (
     set_link,
 )
 
-STEPS, SAVE_EVERY, EVAL_EVERY = 100, 2, 6
+STEPS, SAVE_EVERY, EVAL_EVERY = 180, 2, 6
 VICTIMS = ("launcher", "rank 0", "rank 1", "a reader", "everybody")
 KILLS_EACH, SEED = 4, 7
 FILE_OPERATIONS = ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.symlink")
@@ -218,7 +218,7 @@ def kill_and_resume(folder, line, seen):
     rng.shuffle(kills)
     launches, places = [], []
     for number, (who, moment) in enumerate(kills):
-        target = max(doing(run)[0], (STEPS - 20) * number // len(kills)) + rng.randint(1, 3)
+        target = max(doing(run)[0], (STEPS - 100) * number // len(kills)) + rng.randint(1, 3)
         resume = ("--resume",) if number else ()
         with Launch(folder, f"killed_{number}", 2, *line, *resume, SEEN=str(seen)) as launch:
             fell = kill_once(launch, run, who, moment, target, rng)
