@@ -28,7 +28,7 @@ from twinreel.distributed import gather_rows, scatter_order, world
 from twinreel.models.training_modes import paused_statistics
 from twinreel.parts import Parts
 from twinreel.recipe import Recipe
-from twinreel.tasks import PairFacts
+from twinreel.tasks import PairFacts, at_least_float32
 
 __all__ = ["Compared", "GradientStep", "StepResult", "clip_gradient", "finish", "global_gradient"]
 
@@ -174,9 +174,7 @@ class GradientStep:
             ]
         leaves = [torch.cat(part) for part in zip(*(outputs[:2] for outputs in embedded), strict=True)]
         leaves += [outputs[2] for outputs in embedded[:1] if len(outputs) > 2]
-        leaves = [
-            leaf.float().requires_grad_() if leaf.dtype != torch.float64 else leaf.requires_grad_() for leaf in leaves
-        ]
+        leaves = [at_least_float32(leaf).requires_grad_() for leaf in leaves]
         facts = PairFacts.unpack(torch.cat([each.pack() for _, each in inputs]))
         positions = [self.parts.shares.of_process(process) for process in range(self.parts.shares.num_processes)]
         compared = self.compare(tuple(leaves), facts, positions, 0)
@@ -243,7 +241,10 @@ class GradientStep:
         held = [[at for piece in pieces for at in piece] for pieces in everyone]
         positions = sorted(at for process in held for at in process)
         sizes = [len(process) for process in held]
-        rows = torch.cat([part.flatten(1) for part in (_wide(video), _wide(text).reshape(len(video), -1))], dim=1)
+        rows = torch.cat(
+            [part.flatten(1) for part in (at_least_float32(video), at_least_float32(text).reshape(len(video), -1))],
+            dim=1,
+        )
         packed = facts.pack()
         own = torch.arange(len(video))
         if len(sizes) > 1:
@@ -275,11 +276,6 @@ class GradientStep:
             return
         weight = compared.usable / self.recipe.train.global_batch_size * self.parts.shares.num_processes
         torch.autograd.backward(self.parts.scaler.scale(compared.share * weight))
-
-
-def _wide(embeddings: Tensor) -> Tensor:
-    """At least float32: gradients are added up over processes in it, whatever the towers' precision."""
-    return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
 
 
 def _detached(compared: Compared) -> Compared:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from twinreel.tasks.contrastive import Contrastive, Embedder, PairFacts
+from twinreel.tasks.contrastive import Contrastive, Embedder, PairFacts, at_least_float32
 
-__all__ = ["TASKS", "Contrastive", "Embedder", "PairFacts"]
+__all__ = ["TASKS", "Contrastive", "Embedder", "PairFacts", "at_least_float32"]
 
 TASKS = {"contrastive": Contrastive}

@@ -16,7 +16,7 @@ from twinreel.errors import ConfigError
 from twinreel.losses import SEGMENT_LOSSES, binary_nce, clip_bag, info_nce, pooled_similarity, text_ids
 from twinreel.losses.common import check_temperature
 
-__all__ = ["Contrastive", "Embedder", "PairFacts"]
+__all__ = ["Contrastive", "Embedder", "PairFacts", "at_least_float32"]
 
 ALWAYS_NORMALIZED = (info_nce, clip_bag, binary_nce)
 LARGEST_LOGIT_SCALE = 100.0  # of a learned temperature, that is a temperature of 0.01; 1 is the largest temperature
@@ -172,8 +172,8 @@ class Contrastive(nn.Module):
             shares = num_processes  # each process computes the whole of it
         with torch.autocast(device.type, enabled=False):
             loss = self.loss(
-                _at_least_float32(video_embeddings),
-                _at_least_float32(text_embeddings),
+                at_least_float32(video_embeddings),
+                at_least_float32(text_embeddings),
                 mask=facts.mask.to(device),
                 valid=facts.valid.to(device),
                 **options,
@@ -283,5 +283,6 @@ def _encode_video(model: nn.Module, video: Tensor, segments: bool) -> Tensor:
     return embeddings
 
 
-def _at_least_float32(embeddings: Tensor) -> Tensor:
+def at_least_float32(embeddings: Tensor) -> Tensor:
+    """What a loss is computed and its gradients are added up in, whatever the towers' precision; float64 stays."""
     return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
