@@ -4,13 +4,17 @@ import collections
 import contextlib
 import json
 import multiprocessing
+import os
 import re
+import signal
+import threading
 import time
 
 import numpy as np
 import pytest
 import torch
 
+from twinreel.data import loader
 from twinreel.data.clip import Caption, Clip, Fault, Sample
 from twinreel.data.dataset import (
     ClipDataset,
@@ -26,6 +30,7 @@ from twinreel.models.preprocessing import Preprocessing
 from videos import frame_numbers, make_video
 
 PREP = Preprocessing(num_frames=4, frame_rate=5.0, crop_size=48)
+START_WORKER = loader._start_worker
 
 
 def rules(**values):
@@ -237,6 +242,35 @@ def stuck_reader(row, epoch):
 
 
 @pytest.mark.slow
+def slow_to_begin(parent, worker):
+    time.sleep(1.5)
+    START_WORKER(parent, worker)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+def test_a_signal_to_all_does_not_end_a_reader_that_has_not_begun(video, start, monkeypatch):
+    """A service manager signals the whole group; a reader may still be importing."""
+    monkeypatch.setattr(loader, "_start_worker", slow_to_begin)
+    others = multiprocessing.active_children()
+    sent = []
+
+    def signal_the_readers():
+        while len(readers := [r for r in multiprocessing.active_children() if r not in others]) < 2:
+            time.sleep(0.01)
+        for reader in readers:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+                os.kill(reader.pid, number)
+                sent.append(reader.pid)
+
+    sender = threading.Thread(target=signal_the_readers, daemon=True)
+    sender.start()
+    dataset = ClipDataset([row(video), row(video, id="b")], rules())
+    batches = list(load_batches(dataset, [[(0, 0)], [(0, 1)]], num_workers=2, worker_start=start))
+    sender.join(10.0)
+    assert [batch.ids for batch in batches] == [["a"], ["b"]] and len(sent) == 8
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM, signal.SIGINT}
+
+
 def test_a_reader_that_is_stuck_does_not_hold_the_exit():
     rows = [Clip(id=str(i), video="x") for i in range(8)]
     batches = load_batches(ClipDataset(rows, stuck_reader), [[(0, i)] for i in range(8)], num_workers=2)

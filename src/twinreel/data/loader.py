@@ -19,7 +19,7 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -36,6 +36,7 @@ __all__ = ["FaultLog", "WorkerStart", "collate", "load_batches", "readers_watche
 
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
+RUN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # the run answers them, not its readers
 
 WorkerStart: TypeAlias = Literal["auto", "fork", "spawn", "forkserver"]
 
@@ -94,7 +95,8 @@ def load_batches(
         pin_memory=pin_memory,
         **options,
     )
-    iterator = iter(loader)
+    with _signals_held():
+        iterator = iter(loader)
     try:
         while True:
             began = time.perf_counter()
@@ -112,14 +114,25 @@ def _chosen(worker_start: WorkerStart) -> str:
     several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
     start = ("forkserver" if several else "fork") if worker_start == "auto" else worker_start
     if start == "forkserver":
-        # A signal to the whole group is the run's to answer, not the server's: it inherits that these are blocked.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1))
-        try:
+        with _signals_held():
             forkserver.set_forkserver_preload([__name__])
             forkserver.ensure_running()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return start
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """A process started here is born with the run's signals blocked: one to the whole group does not end it.
+
+    A reader that has begun ignores them (`_start_worker`); before, it may still be importing. What arrives for this
+    process meanwhile is delivered at the end.
+    """
+    resource_tracker.ensure_running()  # when it starts later, it unblocks SIGTERM and SIGINT here
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, RUN_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -168,7 +181,7 @@ def _start_worker(parent: int | None, worker: int) -> None:
     elif parent is None:
         threading.Thread(target=_end_with_the_run, daemon=True).start()
     # A signal to the whole group is the run's to answer: it saves.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+    for number in RUN_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
