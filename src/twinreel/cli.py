@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from twinreel.cli_data import data_app
 from twinreel.errors import ConfigError, TwinreelError
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train, evaluate and use models that understand video and connect it with language.",
 )
+app.add_typer(data_app, name="data")
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. train.seed=2")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON for programs")]

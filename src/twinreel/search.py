@@ -25,8 +25,8 @@ from twinreel.checkpoint import weights_file
 from twinreel.data import sampling
 from twinreel.data.clip import Clip, Fault, Sample
 from twinreel.data.dataset import ClipDataset, read_views, window_in_video
-from twinreel.data.decode import probe
 from twinreel.data.loader import load_batches, readers_watched
+from twinreel.data.storage import open_video
 from twinreel.data.transforms import network_input
 from twinreel.errors import CheckpointError, ConfigError, DataError
 from twinreel.evaluation import embed_sentences
@@ -249,7 +249,8 @@ def _embed_rows(
 
 def _window_starts(row: Clip, preprocessing: Preprocessing, stride: float) -> tuple[list[float], float]:
     """Start times of a row's windows, and where the last may end, seconds."""
-    duration = probe(row.video).duration_seconds
+    with open_video(row.video) as reader:
+        duration = reader.info.duration_seconds
     start, end = window_in_video(row.video, (row.start_seconds, row.end_seconds), duration)
     return cover_starts(start, end, preprocessing.clip_seconds, stride), end
 

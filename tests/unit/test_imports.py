@@ -29,6 +29,7 @@ ROOMS = [
     {"training"},
     {"agreement", "demo", "replay", "trial"},
     {"check"},
+    {"cli_data"},
     {"cli"},
     {"__main__"},
 ]

@@ -19,9 +19,9 @@ from torch.utils.data import Dataset
 from twinreel.data import sampling
 from twinreel.data.captions import row_captions
 from twinreel.data.clip import Caption, Clip, Fault, Sample
-from twinreel.data.decode import Frames, VideoReader
 from twinreel.data.plan import keyed_rng
-from twinreel.data.transforms import center_square, cut_square, random_square
+from twinreel.data.storage import open_video
+from twinreel.data.transforms import center_square, random_square
 from twinreel.errors import DataError
 from twinreel.models.preprocessing import Preprocessing
 
@@ -125,20 +125,19 @@ def read_training_sample(row: Clip, epoch: int, rules: TrainingRules) -> Sample:
 
     prep = rules.preprocessing
     captions, mask, window = draw_captions(row, rules, rng("caption"))
-    with VideoReader(row.video) as reader:
-        duration = reader.info.duration_seconds
-        start, end = window_in_video(row.video, window, duration)
-        frames = reader.frames_at(_training_times(rng("start"), start, end, rules), hold_last=True)
-    height, width = frames.data.shape[1:3]
-    if rules.crop == "center":
-        square = center_square(height, width, prep)
-    else:
-        square = random_square(
-            rng("crop"), height, width, crop=rules.crop, crop_size=prep.crop_size, short_side=rules.short_side
-        )
+    with open_video(row.video) as reader:
+        start, end = window_in_video(row.video, window, reader.info.duration_seconds)
+        height, width = reader.info.height, reader.info.width
+        if rules.crop == "center":
+            cut = center_square(height, width, prep)
+        else:
+            cut = random_square(
+                rng("crop"), height, width, crop=rules.crop, crop_size=prep.crop_size, short_side=rules.short_side
+            )
+        frames = reader.frames_at(_training_times(rng("start"), start, end, rules), hold_last=True, cut=cut)
     return Sample(
         id=row.id,
-        frames=cut_square(frames.data, square, prep.crop_size),
+        frames=frames.data,
         pts_seconds=frames.pts_seconds,
         flip=bool(rng("flip").random() < rules.flip),
         captions=captions,
@@ -219,23 +218,17 @@ def read_views(row: Clip, preprocessing: Preprocessing, times: Callable[[float, 
     Raises:
         DataError: the video cannot be read, or the row's window lies outside it.
     """
-    with VideoReader(row.video) as reader:
-        duration = reader.info.duration_seconds
-        clips = times(*window_in_video(row.video, (row.start_seconds, row.end_seconds), duration))
-        frames = reader.frames_at([time for clip in clips for time in clip], hold_last=True)
+    with open_video(row.video) as reader:
+        clips = times(*window_in_video(row.video, (row.start_seconds, row.end_seconds), reader.info.duration_seconds))
+        cut = center_square(reader.info.height, reader.info.width, preprocessing)
+        frames = reader.frames_at([time for clip in clips for time in clip], hold_last=True, cut=cut)
     return Sample(
         id=row.id,
-        frames=_center_crops(frames, len(clips), preprocessing),
+        frames=frames.data.view(len(clips), -1, *frames.data.shape[1:]),
         pts_seconds=frames.pts_seconds.view(len(clips), -1),
         labels=row.labels,
         repeated_frames=frames.num_held,
     )
-
-
-def _center_crops(frames: Frames, num_clips: int, preprocessing: Preprocessing) -> Tensor:
-    height, width = frames.data.shape[1:3]
-    crops = cut_square(frames.data, center_square(height, width, preprocessing), preprocessing.crop_size)
-    return crops.view(num_clips, preprocessing.num_frames, *crops.shape[1:])
 
 
 def read_clip(video: str | Path, preprocessing: Preprocessing, *, start_seconds: float | None = None) -> Tensor:

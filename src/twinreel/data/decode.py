@@ -27,6 +27,7 @@ from av.video.reformatter import Interpolation, VideoReformatter
 from torch import Tensor
 
 from twinreel.data.frame_stream import FAILURES, FrameStream, Shown, failure_text
+from twinreel.data.transforms import Cut, cut_frames
 from twinreel.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -142,8 +143,10 @@ class VideoReader:
         codec, rotation = stream.video.codec_context.codec.canonical_name, stream.first.frame.rotation % 360
         return VideoInfo(self.path, duration, stream.rate, height, width, codec, rotation, tuple(warnings))
 
-    def frames_at(self, times: Sequence[float], *, hold_last: bool = False) -> Frames:
+    def frames_at(self, times: Sequence[float], *, hold_last: bool = False, cut: Cut | None = None) -> Frames:
         """The frame on show at each of `times` (seconds, in any order); one frame may answer several times.
+
+        With `cut`, that part of each frame, scaled: `data` is then (T, cut.size, cut.size, 3).
 
         With `hold_last` a time after the end gives the last frame, counted in `num_held`, as long as the earliest
         time lies within the video. DataError for any other time outside it, and where the file is damaged.
@@ -168,6 +171,8 @@ class VideoReader:
                 rows[index] = picture
                 shown, row = self._current, index
             pts_seconds[index] = self._current.pts_seconds
+        if cut is not None:
+            data = cut_frames(data, cut)
         return Frames(data, torch.tensor(pts_seconds, dtype=torch.float64), tuple(self._stream.warnings), num_held)
 
     def frames_between(self, start_seconds: float | None = None, end_seconds: float | None = None) -> Frames:

@@ -1,6 +1,6 @@
 """uint8 frames -> network input.
 
-Workers cut one square out of every kept frame and scale it to the crop size (still uint8); mirroring and
+Workers cut one rectangle out of every kept frame and scale it to the crop size (still uint8); mirroring and
 normalizing happen on the training device. Random numbers are drawn on the CPU from keyed generators.
 """
 
@@ -16,22 +16,24 @@ from torch.nn import functional
 from twinreel.data.clip import Batch
 from twinreel.models.preprocessing import Preprocessing
 
-__all__ = ["Square", "center_square", "cut_square", "network_input", "random_square"]
+__all__ = ["Cut", "center_square", "cut_frames", "network_input", "random_square"]
 
 
-class Square(NamedTuple):
-    """A square of a frame, in pixels."""
+class Cut(NamedTuple):
+    """A rectangle of a frame as shown, in pixels, and the side of the square that it is scaled to."""
 
     top: int
     left: int
-    side: int
+    height: int
+    width: int
+    size: int
 
 
-def center_square(height: int, width: int, preprocessing: Preprocessing) -> Square:
+def center_square(height: int, width: int, preprocessing: Preprocessing) -> Cut:
     """The evaluation crop: the center `crop_size / short_side` of the short side."""
     short = min(height, width)
     side = max(1, round(short * preprocessing.crop_size / (preprocessing.short_side or preprocessing.crop_size)))
-    return Square((height - side) // 2, (width - side) // 2, side)
+    return Cut((height - side) // 2, (width - side) // 2, side, side, preprocessing.crop_size)
 
 
 def random_square(
@@ -42,7 +44,7 @@ def random_square(
     crop: Literal["random", "square"],
     crop_size: int,
     short_side: int | None = None,
-) -> Square:
+) -> Cut:
     """A training crop; the last offset is reachable.
 
     Args:
@@ -63,20 +65,19 @@ def random_square(
         side = min(short, crop_size)
     top = int(rng.integers(0, height - side, endpoint=True))
     left = int(rng.integers(0, width - side, endpoint=True))
-    return Square(top, left, side)
+    return Cut(top, left, side, side, crop_size)
 
 
-def cut_square(frames: Tensor, square: Square, size: int) -> Tensor:
-    """The square of every frame at `size` pixels: uint8 (T, H, W, 3) -> uint8 (T, size, size, 3).
+def cut_frames(frames: Tensor, cut: Cut) -> Tensor:
+    """The rectangle of every frame, scaled: uint8 (T, H, W, 3) -> uint8 (T, size, size, 3).
 
-    Scaling is bilinear with antialiasing; a square of the right size is only cut.
+    Scaling is bilinear with antialiasing; a rectangle of the right size is only cut.
     """
-    top, left, side = square
-    cut = frames[:, top : top + side, left : left + side]
-    if side == size:
-        return cut.contiguous()
+    part = frames[:, cut.top : cut.top + cut.height, cut.left : cut.left + cut.width]
+    if (cut.height, cut.width) == (cut.size, cut.size):
+        return part.contiguous()
     scaled = functional.interpolate(
-        cut.permute(0, 3, 1, 2), size=(size, size), mode="bilinear", antialias=True, align_corners=False
+        part.permute(0, 3, 1, 2), size=(cut.size, cut.size), mode="bilinear", antialias=True, align_corners=False
     )
     return scaled.permute(0, 2, 3, 1).contiguous()
 
