@@ -95,6 +95,7 @@ def _small(recipe: Recipe) -> Recipe:
     }
     return recipe.model_copy(
         update={
+            "data": recipe.data.model_copy(update={"repeated_augmentation": 1}),
             "train": recipe.train.model_copy(update=changed),
             "optim": recipe.optim.model_copy(update={"warmup_steps": None, "warmup_epochs": None}),
             "eval": EvalSection.model_validate({}),

@@ -140,7 +140,8 @@ def _shares_at(folder: Path, recipe: Recipe, step: int) -> Shares:
     starts = [line for line in read_metrics(folder) if line["kind"] == "start" and line["step"] < step]
     processes, pieces = (int(starts[-1][name]) for name in ("processes", "micro_batches")) if starts else (1, 1)
     size = recipe.train.global_batch_size
-    return Shares.cut(size, processes, None if pieces == 1 else size // (processes * pieces))
+    micro = None if pieces == 1 else size // (processes * pieces)
+    return Shares.cut(size, processes, micro, recipe.data.repeated_augmentation)
 
 
 def _gradient(recipe: Recipe, parts: Parts, shares: Shares, batches: Sequence[Batch], step: int) -> StepResult:

@@ -99,6 +99,7 @@ def _small(recipe: Recipe, steps: int) -> Recipe:
     optim = {"warmup_steps": None, "warmup_epochs": None}
     return recipe.model_copy(
         update={
+            "data": recipe.data.model_copy(update={"repeated_augmentation": 1}),
             "train": recipe.train.model_copy(update=train),
             "optim": recipe.optim.model_copy(update=optim),
             "eval": EvalSection.model_validate({}),

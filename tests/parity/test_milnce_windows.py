@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from twinreel.data.sampling import (
+from twinreel.data.founding_sampling import (
     milnce_evaluation_starts,
     milnce_hmdb_starts,
     milnce_start,
     milnce_window,
-    nearest_candidates,
-    widen_window,
 )
+from twinreel.data.sampling import nearest_candidates, widen_window
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "milnce_data.json").read_text())
 

@@ -129,3 +129,37 @@ def test_keyed_draws_look_uniform_and_independent():
     again = np.array([keyed_rng(1, epoch, f"id{i}", "flip").random() for epoch in range(4) for i in range(500)])
     assert abs(np.corrcoef(draws, again)[0, 1]) < 0.08
     assert keyed_rng(1, 0, "a", "crop").random() == keyed_rng(1, 0, "a", "crop").random()
+
+
+@pytest.mark.parametrize(("processes", "micro"), [(1, None), (1, 3), (2, None), (2, 6), (4, 3), (3, None)])
+def test_the_views_of_a_row_lie_side_by_side_and_are_read_once_whatever_the_processes(processes, micro):
+    plan = Plan(num_rows=11, seed=4, global_batch_size=12, views_per_row=3)
+    assert (plan.rows_per_batch, plan.steps_per_epoch) == (4, 2)
+    shares = Shares.cut(12, processes, micro, views_per_row=3)
+    assert [at for piece in pieces(shares) for at in piece] == list(range(12))
+    assert all(len(piece) % 3 == 0 for piece in pieces(shares))  # no row is torn
+    for step in range(5):
+        batch = plan.batch(step)
+        rows = batch[::3]
+        assert batch == [key for key in rows for _ in range(3)] and len(set(rows)) == 4
+        readers = [list(plan.micro_batches(step, step + 1, shares, process)) for process in range(processes)]
+        in_turn = [key for at_once in zip(*readers, strict=True) for keys in at_once for key in keys]
+        assert in_turn == rows
+
+
+def test_views_do_not_change_the_order_of_the_rows():
+    one, three = (Plan(num_rows=11, seed=4, global_batch_size=4 * k, views_per_row=k) for k in (1, 3))
+    assert [three.batch(step)[::3] for step in range(6)] == [one.batch(step) for step in range(6)]
+
+
+def test_a_row_whose_views_would_be_torn_is_refused():
+    with pytest.raises(ConfigError, match=r"global_batch_size=8 is not .*repeated_augmentation=3 views each; 9 is"):
+        Plan(num_rows=30, seed=0, global_batch_size=8, views_per_row=3)
+    with pytest.raises(ConfigError, match=r"global_batch_size=8 is not a whole number of rows"):
+        Shares.cut(8, views_per_row=3)
+    with pytest.raises(ConfigError, match=r"micro_batch_size=4 is not a whole number of rows .* 3 is"):
+        Shares.cut(12, 1, 4, views_per_row=3)
+    with pytest.raises(ConfigError, match=r"on 5 processes leaves 1 of them without a clip; raise it to 15"):
+        Shares.cut(12, 5, views_per_row=3)
+    with pytest.raises(ConfigError, match=r"more than the 3 rows x 3 views of each .*global_batch_size to 9 or less"):
+        Plan(num_rows=3, seed=0, global_batch_size=12, views_per_row=3)

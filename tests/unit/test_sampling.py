@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
-from twinreel.data.sampling import (
-    center_start,
-    clip_times,
-    intersect_window,
+from twinreel.data.clip import Clip
+from twinreel.data.founding_sampling import (
     milnce_evaluation_starts,
     milnce_hmdb_starts,
     milnce_start,
     milnce_window,
+)
+from twinreel.data.sampling import (
+    center_start,
+    clip_times,
+    consecutive_windows,
+    cut_rows,
+    intersect_window,
+    last_strided_start,
     nearest_candidates,
     random_start,
+    random_times,
+    sparse_starts,
+    strided_starts,
+    strided_times,
     uniform_starts,
     uniform_times,
     widen_window,
+    window_indices,
 )
 from twinreel.errors import ConfigError, DataError
 
@@ -190,6 +203,146 @@ def test_nearest_candidates_are_a_run_that_holds_the_caption() -> None:
 def test_nearest_candidates_refuses_what_is_not_there(index: int, num_candidates: int) -> None:
     with pytest.raises(ConfigError):
         nearest_candidates([0.0, 1.0, 2.0], [1.0, 2.0, 3.0], index, num_candidates)
+
+
+# ---- frames of the file
+
+
+@pytest.mark.parametrize(("rate", "frames"), [(25.0, 25), (30000 / 1001, 30)])
+@pytest.mark.parametrize("start", [0.0, 0.02, 1 / 3, 1.98])
+def test_a_window_of_a_second_has_the_frames_of_a_second(rate: float, frames: int, start: float) -> None:  # B044
+    times = [index / rate for index in range(round(5 * rate))]
+    window = window_indices(times, start, start + 1.0)
+    assert len(window) == frames
+    assert all(start - 1e-6 <= times[index] < start + 1.0 for index in window)
+    following = window_indices(times, start + 1.0, start + 2.0)
+    assert following.start == window.stop  # half open: no frame is in both, none in neither
+
+
+@pytest.mark.parametrize(
+    ("window", "indices"),
+    [
+        ((0.0, 1.0), range(0, 3)),
+        ((0.0, 1.1), range(0, 4)),
+        ((0.1, 0.4), range(0, 1)),  # none appears in it: the one on show
+        ((0.5, 0.5000001), range(1, 2)),
+        ((0.6, 0.7), range(1, 2)),
+        ((1.2, INF), range(4, 5)),
+        ((9.0, INF), range(4, 5)),
+        ((0.0, 1e-9), range(0, 1)),
+    ],
+)
+def test_window_indices(window: tuple[float, float], indices: range) -> None:
+    assert window_indices([0.0, 0.5, 0.9, 1.0, 1.2], *window) == indices
+
+
+def test_a_video_without_frames_has_no_window() -> None:
+    with pytest.raises(DataError, match="no frames"):
+        window_indices([], 0.0, 1.0)
+
+
+@pytest.mark.parametrize(("num_frames", "stride"), [(4, 6), (16, 4), (8, 8), (32, 2)])
+def test_indices_differ_by_exactly_the_stride(num_frames: int, stride: int) -> None:  # B041
+    times = [index * 0.04 for index in range(300)]
+    for first in (0, 1, 17, last_strided_start(range(300), num_frames, stride)):
+        chosen, held = strided_times(times, first, num_frames, stride)
+        indices = [times.index(time) for time in chosen]
+        assert indices[0] == first and set(np.diff(indices)) == {stride} and held == 0
+    assert indices[-1] == 299  # the last start that fits ends with the last frame
+
+
+@pytest.mark.parametrize(("num_frames", "stride", "shown"), [(16, 4, 3), (32, 2, 5)])
+def test_a_short_video_holds_its_last_frame_and_says_how_often(num_frames: int, stride: int, shown: int) -> None:
+    times = [index / 30 for index in range(9)]  # B025
+    assert last_strided_start(range(9), num_frames, stride) == 0
+    chosen, held = strided_times(times, 0, num_frames, stride)
+    assert chosen[:shown] == times[::stride] and set(chosen[shown:]) == {times[-1]}
+    assert len(chosen) == num_frames and held == num_frames - shown
+
+
+def test_five_views_are_five_and_one_is_the_center() -> None:  # B045
+    starts = strided_starts(range(300), 8, 4, 5)
+    assert starts[0] == 0 and starts[-1] + 7 * 4 == 299 and len(set(starts)) == 5
+    assert max(np.diff(starts)) - min(np.diff(starts)) <= 1
+    [one] = strided_starts(range(300), 8, 4, 1)
+    assert abs((one + one + 28) / 2 - 149.5) <= 0.5
+    assert strided_starts(range(100, 110), 8, 4, 3) == [100, 100, 100]
+    assert strided_starts(range(100, 129), 8, 4, 2) == [100, 100]
+    assert strided_starts(range(100, 130), 8, 4, 2) == [100, 101]
+
+
+@pytest.mark.parametrize(("num_frames", "stride"), [(0, 1), (1, 0)])
+def test_a_strided_clip_of_nothing_is_refused(num_frames: int, stride: int) -> None:
+    with pytest.raises(ConfigError, match="got 0; give at least 1"):
+        last_strided_start(range(10), num_frames, stride)
+
+
+# ---- spread over a window, cut into windows
+
+
+def test_one_random_time_a_segment() -> None:
+    rng = np.random.default_rng(0)
+    draws = np.array([random_times(rng, 2.0, 10.0, 4) for _ in range(500)])
+    for index in range(4):
+        assert 2 + 2 * index <= draws[:, index].min() < 2.1 + 2 * index
+        assert 3.9 + 2 * index < draws[:, index].max() < 4 + 2 * index
+    assert uniform_times(2.0, 10.0, 4) == [3.0, 5.0, 7.0, 9.0]
+    with pytest.raises(ConfigError, match="num_frames: got 0"):
+        random_times(rng, 0.0, 1.0, 0)
+
+
+def test_sparse_clips_have_each_its_own_part_of_the_window() -> None:
+    assert sparse_starts(0.0, 10.0, 2.0, 4) == [1.0, 3.0, 5.0, 7.0]
+    assert sparse_starts(5.0, 6.0, 2.0, 3) == [5.0, 5.0, 5.0]  # too short: all begin with it
+    rng = np.random.default_rng(0)
+    draws = np.array([sparse_starts(0.0, 10.0, 2.0, 4, rng) for _ in range(500)])
+    assert ((draws // 2).astype(int) == [0, 1, 2, 3]).all() and draws.max() > 7.95 and draws.min() < 0.05
+    with pytest.raises(ConfigError, match="num_clips: got 0"):
+        sparse_starts(0.0, 1.0, 0.5, 0)
+
+
+@pytest.mark.parametrize(
+    ("span", "seconds", "windows"),
+    [
+        ((0.0, 2.0), 1.0, [(0.0, 1.0), (1.0, 2.0)]),
+        ((0.0, 2.002), 1.0, [(0.0, 1.0), (1.0, 2.002)]),  # what a header adds is no window of its own
+        ((0.0, 2.5), 1.0, [(0.0, 1.0), (1.0, 2.0), (2.0, 2.5)]),
+        ((0.0, 2.4999), 1.0, [(0.0, 1.0), (1.0, 2.4999)]),
+        ((3.0, 3.2), 1.0, [(3.0, 3.2)]),
+        ((0.5, 1.5), 0.5, [(0.5, 1.0), (1.0, 1.5)]),
+        ((0.0, 1.0), 0.1, [(index * 0.1, (index + 1) * 0.1) for index in range(10)]),
+    ],
+)
+def test_consecutive_windows(span: tuple[float, float], seconds: float, windows: list[tuple[float, float]]) -> None:
+    got = consecutive_windows(*span, seconds)
+    assert np.allclose(got, windows, rtol=0, atol=1e-12)
+    assert got[0][0] == span[0] and got[-1][1] == span[1]
+    assert all(one[1] == other[0] for one, other in pairwise(got))
+
+
+@pytest.mark.parametrize(("end", "seconds", "error"), [(0.0, 1.0, DataError), (INF, 1.0, DataError)])
+def test_what_cannot_be_cut(end: float, seconds: float, error: type[Exception]) -> None:
+    with pytest.raises(error, match="can't be cut"):
+        consecutive_windows(0.0, end, seconds)
+    with pytest.raises(ConfigError, match="window_seconds: got 0"):
+        consecutive_windows(0.0, 1.0, 0.0)
+
+
+def test_videos_of_2_5_and_10_seconds_are_17_clips_each_once() -> None:  # B047
+    rows = [Clip(id=f"v{length}", video=f"{length}.mp4", labels=("a",)) for length in (2, 5, 10)]
+    cut = cut_rows(rows, {"2.mp4": 2.0, "5.mp4": 5.0, "10.mp4": 10.0}, 1.0)
+    assert len(cut) == 17 == len({row.id for row in cut})
+    assert [row.id for row in cut[:3]] == ["v2@0.000", "v2@1.000", "v5@0.000"]
+    assert all(row.labels == ("a",) and row.end_seconds - row.start_seconds == 1.0 for row in cut)  # type: ignore[operator]
+    inside = Clip(id="w", video="10.mp4", start_seconds=7.0, end_seconds=99.0)
+    assert [(row.start_seconds, row.end_seconds) for row in cut_rows([inside], {"10.mp4": 10.0}, 2.0)] == [
+        (7.0, 9.0),
+        (9.0, 10.0),
+    ]
+    with pytest.raises(DataError, match=r"v2@0\.000: two windows would have this id"):
+        cut_rows([rows[0], rows[0]], {"2.mp4": 2.0}, 1.0)
+    with pytest.raises(DataError, match="outside the video"):
+        cut_rows([inside], {"10.mp4": 5.0}, 1.0)
 
 
 # The founding rules: their golden tables are in tests/parity

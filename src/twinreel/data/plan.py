@@ -39,41 +39,53 @@ def _epoch_order(num_rows: int, seed: int, epoch: int) -> np.ndarray:
 class Plan:
     """The order of a run: every epoch a new permutation of the rows, cut into whole global batches.
 
-    The `num_rows % global_batch_size` rows at the end of an epoch's permutation wait for a later epoch: others each
-    time, so that none is left out for long and no batch holds a row twice.
+    The rows that are left at the end of an epoch's permutation wait for a later epoch: others each time, so that none
+    is left out for long and no batch draws a row twice. With `views_per_row` (repeated augmentation) a batch holds so
+    many views of each of its rows, side by side; `global_batch_size` counts views, an epoch goes once over the rows.
     """
 
     num_rows: int
     seed: int
     global_batch_size: int
+    views_per_row: int = 1
 
     def __post_init__(self) -> None:
-        if self.num_rows < self.global_batch_size:
+        _refuse_torn_rows(self.global_batch_size, None, self.views_per_row)
+        if self.num_rows < self.rows_per_batch:
+            views = f" x {self.views_per_row} views of each" * (self.views_per_row > 1)
             raise ConfigError(
-                f"train.global_batch_size={self.global_batch_size} is more than the {self.num_rows} rows there are to "
-                f"train on; set train.global_batch_size to {max(1, self.num_rows)} or less"
+                f"train.global_batch_size={self.global_batch_size} is more than the {self.num_rows} rows{views} there "
+                f"are to train on; set train.global_batch_size to {max(1, self.num_rows) * self.views_per_row} or less"
             )
+
+    @property
+    def rows_per_batch(self) -> int:
+        """Rows of a global batch."""
+        return self.global_batch_size // self.views_per_row
 
     @property
     def steps_per_epoch(self) -> int:
         """Whole global batches an epoch."""
-        return self.num_rows // self.global_batch_size
+        return self.num_rows // self.rows_per_batch
 
     def batch(self, step: int) -> list[tuple[int, int]]:
-        """(epoch, row index) of every sample of the global batch of a step, from 0."""
+        """(epoch, row index) of every sample of the global batch of a step, from 0; the views of a row in turn."""
         epoch, position = divmod(step, self.steps_per_epoch)
-        first = position * self.global_batch_size
-        order = _epoch_order(self.num_rows, self.seed, epoch)
-        return [(epoch, int(row)) for row in order[first : first + self.global_batch_size]]
+        first = position * self.rows_per_batch
+        order = _epoch_order(self.num_rows, self.seed, epoch)[first : first + self.rows_per_batch]
+        return [(epoch, int(row)) for row in order for _ in range(self.views_per_row)]
 
     def micro_batches(
         self, first_step: int, last_step: int, shares: Shares, process: int = 0
     ) -> Iterator[list[tuple[int, int]]]:
-        """The micro-batches of one process in the steps [first_step, last_step), in order."""
+        """What one process reads in the steps [first_step, last_step), in order: a list of keys a micro-batch.
+
+        A key is read once and gives all views of its row, so it stands for `views_per_row` positions of the batch.
+        """
         for step in range(first_step, last_step):
             batch = self.batch(step)
             for positions in shares.of_process(process):
-                yield batch[positions.start : positions.stop]
+                yield batch[positions.start : positions.stop : self.views_per_row]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +99,13 @@ class Shares:
     positions: list[list[range]]
 
     @classmethod
-    def cut(cls, global_batch_size: int, num_processes: int = 1, micro_batch_size: int | None = None) -> Shares:
+    def cut(
+        cls,
+        global_batch_size: int,
+        num_processes: int = 1,
+        micro_batch_size: int | None = None,
+        views_per_row: int = 1,
+    ) -> Shares:
         """Cut a global batch.
 
         Args:
@@ -95,27 +113,35 @@ class Shares:
             num_processes: how many compute at once.
             micro_batch_size: clips a process computes at once; None = the batch is cut into one piece a process, as
                 evenly as can be.
+            views_per_row: clips that are views of one row; they stay together.
 
         Raises:
             ConfigError: a process without a clip, or a remainder.
         """
-        if global_batch_size < num_processes:
+        _refuse_torn_rows(global_batch_size, micro_batch_size, views_per_row)
+        if global_batch_size < num_processes * views_per_row:
+            least = num_processes * views_per_row
             raise ConfigError(
                 f"train.global_batch_size={global_batch_size} on {num_processes} processes leaves "
-                f"{num_processes - global_batch_size} of them without a clip; raise it to {num_processes} or more, or "
-                "start fewer processes"
+                f"{num_processes - global_batch_size // views_per_row} of them without a clip; raise it to {least} or "
+                "more, or start fewer processes"
             )
         pieces = num_processes if micro_batch_size is None else global_batch_size // micro_batch_size
         if micro_batch_size is not None and (global_batch_size % micro_batch_size or pieces % num_processes):
             share = global_batch_size // num_processes
-            sizes = [size for size in range(1, share + 1) if global_batch_size % (size * num_processes) == 0]
+            sizes = [
+                size
+                for size in range(views_per_row, share + 1, views_per_row)
+                if global_batch_size % (size * num_processes) == 0
+            ]
             raise ConfigError(
                 f"train.global_batch_size={global_batch_size} is not a whole number of {num_processes} processes x "
                 f"train.micro_batch_size={micro_batch_size}; "
                 + (f"micro-batches that fit: {', '.join(map(str, sizes))}; " if sizes else "")
                 + "or leave train.micro_batch_size out: the batch is then cut as evenly as can be"
             )
-        edges = [piece * global_batch_size // pieces for piece in range(pieces + 1)]
+        num_rows = global_batch_size // views_per_row
+        edges = [piece * num_rows // pieces * views_per_row for piece in range(pieces + 1)]
         ranges = [range(start, stop) for start, stop in pairwise(edges)]
         return cls(positions=[ranges[first : first + num_processes] for first in range(0, pieces, num_processes)])
 
@@ -137,3 +163,13 @@ class Shares:
     def of_process(self, process: int) -> list[range]:
         """One process's positions, a range a micro-batch."""
         return [everyone[process] for everyone in self.positions]
+
+
+def _refuse_torn_rows(global_batch_size: int, micro_batch_size: int | None, views_per_row: int) -> None:
+    for name, size in (("global_batch_size", global_batch_size), ("micro_batch_size", micro_batch_size)):
+        if size is not None and size % views_per_row:
+            nearest = max(1, round(size / views_per_row)) * views_per_row
+            raise ConfigError(
+                f"train.{name}={size} is not a whole number of rows with data.repeated_augmentation={views_per_row} "
+                f"views each; {nearest} is"
+            )

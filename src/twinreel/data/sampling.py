@@ -1,34 +1,42 @@
 """A duration and a rule -> which seconds to look at. Pure functions, exact seconds, windows half open `[start, end)`.
 
-Random ones draw from the `numpy.random.Generator` that they are given. The functions named `milnce_...` keep the rules
-of the founding MIL-NCE code (whole seconds, reserved slack, frame indices) for parity; nothing else rounds a time.
+Random ones draw from the `numpy.random.Generator` that they are given. Where a model counts in frames of the file
+(`frame_stride`), the `strided_...` functions work on the file's own presentation times; nothing here multiplies a time
+by a frame rate. What the founding systems do differently is in `founding_sampling.py`.
 """
 
 from __future__ import annotations
 
+import bisect
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from twinreel.data.clip import Clip
 from twinreel.errors import ConfigError, DataError
 
 __all__ = [
     "center_start",
     "clip_times",
+    "consecutive_windows",
+    "cut_rows",
     "intersect_window",
-    "milnce_evaluation_starts",
-    "milnce_hmdb_starts",
-    "milnce_start",
-    "milnce_window",
+    "last_strided_start",
     "nearest_candidates",
     "random_start",
+    "random_times",
+    "sparse_starts",
+    "strided_starts",
+    "strided_times",
     "uniform_starts",
     "uniform_times",
     "widen_window",
+    "window_indices",
 ]
 
-_MILNCE_SLACK_SECONDS = 0.4  # what the founding evaluation leaves free at the end of a window
+_SLACK_SECONDS = 1e-6  # by how much a computed time may miss the frame that is meant; frames are far longer
 
 
 def clip_times(start_seconds: float, num_frames: int, frame_rate: float) -> list[float]:
@@ -123,37 +131,119 @@ def nearest_candidates(starts: Sequence[float], ends: Sequence[float], index: in
     return [min(max(low + offset, 0), last) for offset in range(num_candidates)]
 
 
-def milnce_window(start: float, end: float, min_seconds: float) -> tuple[int, int]:
-    """The founding training window of a caption: widened to `min_seconds`, then both ends cut to whole seconds."""
-    widened_start, widened_end = widen_window(start, end, min_seconds)
-    return int(widened_start), int(widened_end)
+def random_times(rng: np.random.Generator, window_start: float, window_end: float, num_frames: int) -> list[float]:
+    """Times of `num_frames` frames spread over the whole window: one at random in each of as many equal segments."""
+    _at_least_one("num_frames", num_frames)
+    segment = (window_end - window_start) / num_frames
+    return [window_start + (index + float(rng.random())) * segment for index in range(num_frames)]
 
 
-def milnce_start(rng: np.random.Generator, start: int, end: int, num_frames: int, frame_rate: float) -> int:
-    """The founding training start: a whole second, uniform from `start` to the last one at which the clip fits."""
-    return int(rng.integers(start, int(max(start, end - num_frames / frame_rate)), endpoint=True))
-
-
-def milnce_evaluation_starts(
-    start: float, end: float, num_frames: int, frame_rate: float, num_clips: int
+def sparse_starts(
+    window_start: float, window_end: float, clip_seconds: float, num_clips: int, rng: np.random.Generator | None = None
 ) -> list[float]:
-    """The founding evaluation starts: evenly spread, the last clip ends 0.4 s before the window does.
+    """Starts of `num_clips` clips of which each has its own part of the window, in order of time.
 
-    One clip starts with the window. In a window that is too short all clips do.
+    Where a clip may start is cut into `num_clips` equal parts; a clip starts in the middle of its part or, with `rng`,
+    anywhere in it. So the clips are spread over the whole window, and a random draw never takes one place twice.
     """
     _at_least_one("num_clips", num_clips)
-    last = max(start, end - num_frames / frame_rate - _MILNCE_SLACK_SECONDS)
-    return [float(value) for value in np.linspace(start, last, num_clips)]
+    part = (_last_start(window_start, window_end, clip_seconds) - window_start) / num_clips
+    return [window_start + (index + (0.5 if rng is None else float(rng.random()))) * part for index in range(num_clips)]
 
 
-def milnce_hmdb_starts(num_video_frames: int, num_frames: int, num_clips: int) -> list[int]:
-    """The founding HMDB51 starts: frame indices at the file's own rate, evenly spread, cut to whole numbers.
+def consecutive_windows(start: float, end: float, window_seconds: float) -> list[tuple[float, float]]:
+    """The span [start, end) cut into windows of `window_seconds`, each beginning where the one before ends.
 
-    A video shorter than `num_frames` counts as that long; the founding code fills it up.
+    Nothing is left out: what remains at the end is a window of its own if it is at least half as long as the others,
+    else the last window is that much longer. A span shorter than a window is one window.
+    """
+    if not 0 < window_seconds < math.inf:
+        raise ConfigError(f"window_seconds: got {window_seconds}; give a length above 0")
+    if not start < end < math.inf:
+        raise DataError(f"the window [{start:g}, {end:g}) s can't be cut: it must end, and after it starts")
+    whole = max(1, math.floor((end - start) / window_seconds + 0.5 + _SLACK_SECONDS / window_seconds))
+    starts = [start + index * window_seconds for index in range(whole)]
+    return list(zip(starts, [*starts[1:], end], strict=True))
+
+
+def cut_rows(rows: Iterable[Clip], durations: Mapping[str, float], window_seconds: float) -> list[Clip]:
+    """Every row cut into consecutive windows, a row a window; `consecutive_windows` says how.
+
+    Args:
+        rows: what to cut; a row's own window is respected.
+        durations: of each video, seconds, by `Clip.video`.
+        window_seconds: how long a window is.
+
+    Returns:
+        Rows with ids `<id>@<start>` (seconds to the millisecond), each once, in order.
+
+    Raises:
+        DataError: a row's window lies outside its video, or two rows would get one id.
+    """
+    cut: dict[str, Clip] = {}
+    for row in rows:
+        begin = 0.0 if row.start_seconds is None else row.start_seconds
+        end = math.inf if row.end_seconds is None else row.end_seconds
+        for first, last in consecutive_windows(*intersect_window(begin, end, durations[row.video]), window_seconds):
+            piece = dataclasses.replace(row, id=f"{row.id}@{first:.3f}", start_seconds=first, end_seconds=last)
+            if piece.id in cut:
+                raise DataError(f"{piece.id}: two windows would have this id; give rows of one video other ids")
+            cut[piece.id] = piece
+    return list(cut.values())
+
+
+def window_indices(frame_times: Sequence[float], start: float, end: float) -> range:
+    """Indices of the frames that appear in the window `[start, end)`; the one on show at its start if none does.
+
+    Args:
+        frame_times: presentation times of all frames of a video, seconds, ascending.
+        start: seconds.
+        end: seconds.
+
+    Raises:
+        DataError: there is no frame at all.
+    """
+    if not frame_times:
+        raise DataError("the video has no frames to choose from")
+    first = bisect.bisect_left(frame_times, start - _SLACK_SECONDS)
+    stop = bisect.bisect_left(frame_times, end - _SLACK_SECONDS)
+    if first < stop:
+        return range(first, stop)
+    shown = max(0, bisect.bisect_right(frame_times, start + _SLACK_SECONDS) - 1)
+    return range(shown, shown + 1)
+
+
+def strided_starts(window: range, num_frames: int, frame_stride: int, num_clips: int) -> list[int]:
+    """First frames of `num_clips` evenly spread clips: the first clip begins with the window's first frame, the last
+    one ends with its last.
+
+    One clip lies in the middle. In a window shorter than a clip all of them begin with the window.
     """
     _at_least_one("num_clips", num_clips)
-    last = max(num_video_frames, num_frames) - num_frames
-    return [int(value) for value in np.linspace(0, last, num_clips)]
+    first, last = window.start, last_strided_start(window, num_frames, frame_stride)
+    if num_clips == 1:
+        return [(first + last) // 2]
+    return [first + round(index * (last - first) / (num_clips - 1)) for index in range(num_clips)]
+
+
+def last_strided_start(window: range, num_frames: int, frame_stride: int) -> int:
+    """The last frame at which a clip may start that ends within the window; the window's first if it is too short."""
+    _at_least_one("num_frames", num_frames)
+    _at_least_one("frame_stride", frame_stride)
+    return max(window.start, window.stop - 1 - (num_frames - 1) * frame_stride)
+
+
+def strided_times(
+    frame_times: Sequence[float], first: int, num_frames: int, frame_stride: int
+) -> tuple[list[float], int]:
+    """Times of every `frame_stride`-th frame from frame `first` on, and how many of them repeat the video's last one.
+
+    The indices of the chosen frames differ by exactly the stride. A clip that is longer than the video holds its last
+    frame.
+    """
+    indices = [first + index * frame_stride for index in range(num_frames)]
+    last = len(frame_times) - 1
+    return [frame_times[min(index, last)] for index in indices], sum(index > last for index in indices)
 
 
 def _last_start(window_start: float, window_end: float, clip_seconds: float) -> float:

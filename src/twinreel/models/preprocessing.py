@@ -29,6 +29,8 @@ class Preprocessing:
         frame_stride: step in source frames; None with `frame_rate`. Exactly one of the two is given.
         crop_size: height and width of the input, pixels.
         short_side: the short side is scaled to this before evaluation cuts the center; None means `crop_size`.
+        fit: `crop` cuts a square out of a frame; `pad` shows all of it, the long side scaled to `crop_size`, black at
+            the right or the bottom.
         value_range: what the pixel values 0 and 255 become, before mean and std.
         mean: subtracted from each channel, in the order of `channel_order`.
         std: divided by, per channel, likewise.
@@ -43,6 +45,7 @@ class Preprocessing:
     frame_stride: int | None = None
     crop_size: int
     short_side: int | None = None
+    fit: Literal["crop", "pad"] = "crop"
     value_range: tuple[float, float] = (0.0, 1.0)
     mean: Triple = (0.0, 0.0, 0.0)
     std: Triple = (1.0, 1.0, 1.0)
@@ -70,6 +73,10 @@ class Preprocessing:
             problems.append(f"frame_rate must be above 0 (frames a second); got {self.frame_rate!r}")
         if not problems and self.short_side is not None and self.short_side < self.crop_size:
             problems.append(f"short_side ({self.short_side}) must be at least crop_size ({self.crop_size})")
+        if self.fit not in ("crop", "pad"):
+            problems.append(f"fit must be crop or pad; got {self.fit!r}")
+        elif self.fit == "pad" and self.short_side is not None:
+            problems.append(f"short_side ({self.short_side}) goes with fit: crop; with fit: pad leave it out")
         return problems
 
     def _value_problems(self) -> list[str]:
@@ -109,6 +116,20 @@ class Preprocessing:
             ConfigError: as for `sampled_rate`.
         """
         return self.num_frames / self.sampled_rate
+
+    @property
+    def clip_length(self) -> str:
+        """How long a clip is, in words: 16 frames at 5 a second = 3.2 s, or 8 frames, 1 of every 4 of the file's."""
+        if self.frame_rate is None:
+            return f"{self.num_frames} frames, 1 of every {self.frame_stride} of the file's"
+        return f"{self.num_frames} frames at {self.frame_rate:g} a second = {self.clip_seconds:g} s"
+
+    @property
+    def framing(self) -> str:
+        """What evaluation sees of a frame, in words."""
+        if self.fit == "pad":
+            return f"whole frames, long side {self.crop_size}, padded with black"
+        return f"center {self.crop_size} of short side {self.short_side or self.crop_size}"
 
     def normalize(self, frames: Tensor) -> Tensor:
         """The network's input, float32 (B, 3, T, H, W), on the device of the frames.

@@ -1,0 +1,157 @@
+"""An open video, a window and what the model wants -> the times of the frames of its clips.
+
+Here the rules of `sampling.py` meet a file: a model with a `frame_rate` is served in exact seconds, one with a
+`frame_stride` in frames of the file, by the file's own presentation times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from twinreel.data import founding_sampling, sampling
+from twinreel.models.preprocessing import Preprocessing
+
+if TYPE_CHECKING:
+    from twinreel.data.storage import Reader
+
+__all__ = ["ChosenTimes", "EvaluationWindows", "TrainingStart", "clip_from", "evaluation_times", "training_times"]
+
+TrainingStart: TypeAlias = Literal["random", "center", "start", "uniform", "segments"]
+EvaluationWindows: TypeAlias = Literal["uniform", "whole", "milnce", "slowfast", "slowfast_offset", "clipbert"]
+
+_SLOWFAST_RATE = 30  # Hz in which PySlowFast counts its sampling rate
+_TICKS = 1_000_000  # a second, where a founding rule counts in ticks
+
+
+class ChosenTimes(NamedTuple):
+    """Times of the frames of each clip, seconds, and how many of all these repeat the video's last frame."""
+
+    clips: list[list[float]]
+    num_held: int = 0
+
+
+def training_times(
+    rng: np.random.Generator,
+    reader: Reader,
+    start: float,
+    end: float,
+    preprocessing: Preprocessing,
+    clip_start: TrainingStart,
+) -> ChosenTimes:
+    """The times of one training clip in the window [start, end).
+
+    Args:
+        rng: the sample's keyed generator.
+        reader: the open video.
+        start: of the window, seconds.
+        end: of the window, seconds.
+        preprocessing: what the model wants.
+        clip_start: the rule.
+    """
+    prep = preprocessing
+    if clip_start == "uniform":
+        return ChosenTimes([sampling.uniform_times(start, end, prep.num_frames)])
+    if clip_start == "segments":
+        return ChosenTimes([sampling.random_times(rng, start, end, prep.num_frames)])
+    if prep.frame_stride is not None:
+        times = reader.frame_times()
+        window = sampling.window_indices(times, start, end)
+        last = sampling.last_strided_start(window, prep.num_frames, prep.frame_stride)
+        first = window.start
+        if clip_start == "random":
+            first = int(rng.integers(first, last, endpoint=True))
+        elif clip_start == "center":
+            first = (first + last) // 2
+        return _strided(times, [first], prep)
+    if clip_start == "random":
+        start = sampling.random_start(rng, start, end, prep.clip_seconds)
+    elif clip_start == "center":
+        start = sampling.center_start(start, end, prep.clip_seconds)
+    return ChosenTimes([sampling.clip_times(start, prep.num_frames, prep.sampled_rate)])
+
+
+def evaluation_times(
+    reader: Reader,
+    start: float,
+    end: float,
+    preprocessing: Preprocessing,
+    num_clips: int,
+    windows: EvaluationWindows = "uniform",
+) -> ChosenTimes:
+    """The times of the evaluation clips in the window [start, end).
+
+    Args:
+        reader: the open video.
+        start: of the window, seconds.
+        end: of the window, seconds.
+        preprocessing: what the model wants.
+        num_clips: how many; `whole` is one.
+        windows: the rule.
+    """
+    prep = preprocessing
+    if windows == "whole":
+        return ChosenTimes([sampling.uniform_times(start, end, prep.num_frames)])
+    if windows in ("slowfast", "slowfast_offset", "clipbert"):
+        return _founding(reader, start, end, prep, num_clips, windows)
+    if prep.frame_stride is not None:
+        times = reader.frame_times()
+        window = sampling.window_indices(times, start, end)
+        return _strided(times, sampling.strided_starts(window, prep.num_frames, prep.frame_stride, num_clips), prep)
+    if windows == "milnce":
+        starts = founding_sampling.milnce_evaluation_starts(start, end, prep.num_frames, prep.sampled_rate, num_clips)
+    else:
+        starts = sampling.uniform_starts(start, end, prep.clip_seconds, num_clips)
+    return ChosenTimes([sampling.clip_times(begin, prep.num_frames, prep.sampled_rate) for begin in starts])
+
+
+def clip_from(reader: Reader, start: float, preprocessing: Preprocessing) -> ChosenTimes:
+    """The times of the clip that begins at `start` seconds."""
+    if preprocessing.frame_stride is None:
+        return ChosenTimes([sampling.clip_times(start, preprocessing.num_frames, preprocessing.sampled_rate)])
+    times = reader.frame_times()
+    return _strided(times, [sampling.window_indices(times, start, float("inf")).start], preprocessing)
+
+
+def _strided(times: Sequence[float], starts: Sequence[int], prep: Preprocessing) -> ChosenTimes:
+    assert prep.frame_stride is not None
+    clips = [sampling.strided_times(times, first, prep.num_frames, prep.frame_stride) for first in starts]
+    return ChosenTimes([chosen for chosen, _ in clips], sum(held for _, held in clips))
+
+
+def _founding(
+    reader: Reader, start: float, end: float, prep: Preprocessing, num_clips: int, windows: EvaluationWindows
+) -> ChosenTimes:
+    """Frames by the founding rules, which count in frames of the window at the file's average rate.
+
+    In a short window they repeat its last frame; that is counted as held.
+    """
+    times = reader.frame_times()
+    window = sampling.window_indices(times, start, end)
+    shown = [times[index] for index in window]
+    rate = reader.info.frame_rate
+    clips = []
+    for clip in range(num_clips):
+        if windows == "clipbert":
+            size = prep.num_frames / prep.sampled_rate * rate
+            ticks = [round((time - shown[0]) * _TICKS) for time in shown]
+            duration = round((min(end, reader.info.duration_seconds) - shown[0]) * _TICKS)
+            first, last = founding_sampling.clipbert_range(len(shown), size, clip, num_clips)
+            chosen = founding_sampling.clipbert_frames(ticks, duration, first, last, size, prep.num_frames)
+        else:
+            size = _slowfast_clip_size(prep, rate)
+            first = founding_sampling.slowfast_test_start(
+                len(shown), size, clip, num_clips, use_offset=windows == "slowfast_offset"
+            )
+            chosen = founding_sampling.slowfast_frames(len(shown), first, size, prep.num_frames)
+        clips.append([shown[index] for index in chosen])
+    return ChosenTimes(clips, sum(max(0, clip.count(shown[-1]) - 1) for clip in clips))
+
+
+def _slowfast_clip_size(prep: Preprocessing, rate: float) -> float:
+    """A `frame_stride` is PySlowFast's SAMPLING_RATE: it is counted at 30 Hz, whatever the file's own rate."""
+    if prep.frame_stride is not None:
+        return founding_sampling.slowfast_clip_size(prep.num_frames, prep.frame_stride, rate, _SLOWFAST_RATE)
+    return max(1.0, prep.num_frames / prep.sampled_rate * rate)
