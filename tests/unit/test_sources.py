@@ -7,6 +7,7 @@ import pytest
 
 from twinreel.data import captions
 from twinreel.data.clip import Caption, Clip
+from twinreel.data.manifest import missing_videos
 from twinreel.data.sources import SOURCES, load_rows, manifest_rows, source_notes
 from twinreel.errors import ConfigError, DataError
 
@@ -165,3 +166,108 @@ def test_errors_in_a_source_of_the_users_own(my_data: str) -> None:
         load_rows(f"{my_data}:row", None, None)
     with pytest.raises(ConfigError, match="no module named none_such"):
         load_rows("none_such:rows", None, None)
+
+
+# ---- Kinetics
+
+KINETICS = """label,youtube_id,time_start,time_end,split,is_cc
+air drumming,-abc_1,5,15,train,0
+"playing, guitar",bcd,10,20,train,0
+archery,cde,0,10,train,0
+archery,cde,30,40,train,0
+yoga,def,7,17,validate,0
+yoga,efg,1,11,train,0
+"""
+
+
+@pytest.fixture
+def kinetics(tmp_path: Path) -> Path:
+    """Clips as downloaders lay them: flat, by class, by split, of another suffix; one whole video; one is missing."""
+    for name in (
+        "air_drumming/-abc_1_000005_000015.mp4",
+        "train/playing, guitar/bcd_000010_000020.mkv",
+        "cde.webm",
+        "cde_000030_000040.mp4",
+        "val/def_000007_000017.mp4",
+        "train/other_000001_000011.mp4",
+        "train/efg_000001_000011.mp4.part",
+    ):
+        write(tmp_path / name, "")
+    write(tmp_path / "annotations/train.csv", "\ufeff" + KINETICS.replace("\n", "\r\n"))
+    return tmp_path
+
+
+def test_kinetics_finds_clips_where_downloaders_put_them(kinetics: Path) -> None:
+    rows = load_rows("kinetics", kinetics, "train")
+    assert [(row.id, str(Path(row.video).relative_to(kinetics)), row.labels) for row in rows] == [
+        ("-abc_1_000005_000015", "air_drumming/-abc_1_000005_000015.mp4", ("air drumming",)),
+        ("bcd_000010_000020", "train/playing, guitar/bcd_000010_000020.mkv", ("playing, guitar",)),
+        ("cde_000000_000010", "cde.webm", ("archery",)),
+        ("cde_000030_000040", "cde_000030_000040.mp4", ("archery",)),
+        ("efg_000001_000011", "efg_000001_000011.mp4", ("yoga",)),
+    ]
+    # a trimmed clip has no window, a whole video has
+    assert [(row.start_seconds, row.end_seconds) for row in rows] == [
+        (0.0, 10.0) if row.id == "cde_000000_000010" else (None, None) for row in rows
+    ]
+    assert [row.id for row in missing_videos(rows)] == ["efg_000001_000011"]
+    assert {row.split for row in rows} == {"train"}
+
+
+def test_kinetics_as_a_manifest(kinetics: Path, tmp_path: Path) -> None:
+    path = kinetics / "annotations/train.csv"
+    rows = load_rows("kinetics", kinetics, None)
+    assert load_rows("manifest", kinetics, None, manifest=str(path)) == rows
+    assert source_notes("manifest", manifest=str(path)) == []
+    (row,) = load_rows("manifest", kinetics, "val", manifest=str(path), caption_template="people do {label}")
+    assert (row.id, row.captions) == ("def_000007_000017", (Caption(text="people do yoga"),))
+    path.rename(kinetics / "all.csv")
+    assert load_rows("kinetics", kinetics, "train", csv="all.csv") == [row for row in rows if row.split == "train"]
+
+
+@pytest.mark.parametrize("name", ["val.csv", "validate.csv", "annotations/validation.csv"])
+@pytest.mark.parametrize("split", ["val", "validate"])
+def test_kinetics_validation(kinetics: Path, name: str, split: str) -> None:
+    write(kinetics / name, KINETICS)
+    assert [row.id for row in load_rows("kinetics", kinetics, split)] == ["def_000007_000017"]
+
+
+def test_kinetics_without_labels(kinetics: Path) -> None:
+    write(kinetics / "test.csv", "youtube_id,time_start,time_end,split\ncde,30.0,40.0,test\n")
+    (row,) = load_rows("kinetics", kinetics, "test")
+    assert (row.id, row.labels) == ("cde_000030_000040", ())
+
+
+def test_kinetics_clip_that_is_there_twice(kinetics: Path) -> None:
+    write(kinetics / "archery/cde_000030_000040.mp4", "")
+    rows = load_rows("kinetics", kinetics, "train")  # that of its class is meant
+    assert rows[3].video == str(kinetics / "archery/cde_000030_000040.mp4")
+    write(kinetics / "archery/cde_000030_000040.webm", "")
+    words = r"train\.csv:5: 2 files could be this clip \(archery/cde_000030_000040.mp4, archery/.*webm\); keep one"
+    with pytest.raises(DataError, match=words):
+        load_rows("kinetics", kinetics, "train")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("yoga,abc,x,11,train", "time_start 'x' must be a number of seconds, 0 or more"),
+        ("yoga,abc,1,-11,train", "time_end '-11' must be a number of seconds"),
+        ("yoga,abc,,11,train", "time_start is empty"),
+        ("yoga,,1,11,train", "youtube_id is empty"),
+    ],
+)
+def test_kinetics_wrong_rows(kinetics: Path, line: str, words: str) -> None:
+    write(kinetics / "annotations/train.csv", f"label,youtube_id,time_start,time_end,split\n{line}\n")
+    with pytest.raises(DataError) as caught:
+        load_rows("kinetics", kinetics, "train")
+    assert "train.csv: 1 of 1 rows is wrong" in str(caught.value) and f"train.csv:2: {words}" in str(caught.value)
+
+
+def test_kinetics_errors(kinetics: Path) -> None:
+    with pytest.raises(ConfigError, match=r"source kinetics needs data\.root"):
+        load_rows("kinetics", None, "train")
+    with pytest.raises(DataError, match="source kinetics has no split 'trian'; allowed are train, val, test"):
+        load_rows("kinetics", kinetics, "trian")
+    with pytest.raises(DataError, match=r"source kinetics: no val\.csv in '.*annotations' or"):
+        load_rows("kinetics", kinetics, "val")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from twinreel.data.clip import Caption, Clip, Fault
-from twinreel.data.manifest import check_times
+from twinreel.data.row_fields import check_times
 from twinreel.data.tables import bad_rows, column_names, read_table
 from twinreel.errors import DataError
 

@@ -1,5 +1,8 @@
 """Manifests: a CSV or JSONL file of rows about videos, read into `Clip` rows, checked and written.
 
+Three foreign forms are recognized as well: PySlowFast's lists without a header (`path_lists.py`), Kinetics' own CSV
+(`kinetics_csv.py`), and rows that begin at a frame (`start_frames.py`).
+
 One row is one clip. Columns, with the other names that are read for the same thing:
 
 - `video` (`path`, `video_path`, `video_name`, `clip_name`): needed; relative to `root`, else to the manifest's folder.
@@ -9,11 +12,12 @@ One row is one clip. Columns, with the other names that are read for the same th
 - `caption` (`text`, `sentence`) or `captions` (`texts`) or `caption_file`, one a row. `captions` is a list of
   sentences or of `{"text": ..., "start_seconds": ..., "end_seconds": ...}`; `caption_file` is resolved as `video` is.
 - `label`: a name, a class number from 0, or a list of either. In CSV digits are a number: `["3"]` is the name 3.
-- `split`: `val`, `valid` and `validation` are the same split.
+- `start_frame`: instead of a window: the row begins at this frame and ends where the next row of the video begins.
+- `split`: `val`, `valid`, `validate` and `validation` are the same split.
 
-CSV needs a header; comma or tab separate; lists are JSON in one quoted cell; blank cells mean "not given". JSONL has
-one object a line; null means "not given". Both are UTF-8, with or without a byte order mark, with any line ends. Other
-columns take no part in anything; `unused_columns` names them.
+CSV needs a header; comma, tab or semicolon separate; lists are JSON in one quoted cell; blank cells mean "not given".
+JSONL has one object a line; null means "not given". Both are UTF-8, with or without a byte order mark, with any line
+ends. Other columns take no part in anything; `unused_columns` names them.
 """
 
 from __future__ import annotations
@@ -21,46 +25,50 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
-import re
-import string
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from twinreel.data.class_names import read_class_names
 from twinreel.data.clip import Caption, Clip
+from twinreel.data.kinetics_csv import is_kinetics, kinetics_table
+from twinreel.data.path_lists import is_path_list, parse_path_list
+from twinreel.data.row_fields import check_template, parse_row, text_value
+from twinreel.data.start_frames import FrameRow, frame_windows, start_frame
+from twinreel.data.storage import collection_members, is_store, missing_paths
 from twinreel.data.tables import (
     ALIASES,
     COLUMNS,
     LISTED,
+    VIDEO_SUFFIXES,
+    Table,
     bad_rows,
     column_names,
     did_you_mean,
     is_table,
+    parse_table,
     read_table,
+    read_text,
     write_whole,
 )
 from twinreel.errors import ConfigError, DataError
 
 __all__ = [
     "VIDEO_SUFFIXES",
-    "check_times",
+    "check_target",
     "missing_videos",
     "read_folder",
     "read_manifest",
     "read_manifests",
     "unused_columns",
+    "walk_files",
     "write_manifest",
 ]
 
-VIDEO_SUFFIXES = frozenset(
-    ".3g2 .3gp .asf .avi .flv .gif .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg .mts .mxf .ogv .ts .vob .webm .wmv".split()
-)
-
-_SAME_SPLIT = {"val": "validation", "valid": "validation"}
+_SAME_SPLIT = {"val": "validation", "valid": "validation", "validate": "validation"}
 
 
 def read_manifest(
@@ -69,9 +77,10 @@ def read_manifest(
     root: str | Path | None = None,
     split: str | None = None,
     caption_template: str | None = None,
+    class_names: str | Path | None = None,
 ) -> list[Clip]:
     """The rows of one manifest; see `read_manifests`."""
-    return read_manifests([path], root=root, split=split, caption_template=caption_template)
+    return read_manifests([path], root=root, split=split, caption_template=caption_template, class_names=class_names)
 
 
 def read_manifests(
@@ -80,18 +89,20 @@ def read_manifests(
     root: str | Path | None = None,
     split: str | None = None,
     caption_template: str | None = None,
+    class_names: str | Path | None = None,
 ) -> list[Clip]:
     """The rows of several manifests as one collection, in the order of the files and their lines.
 
-    Ids are given before `split` selects, so a row has the same id whichever split is asked for. No video or caption
-    file is opened.
+    Ids are given before `split` selects, so a row has the same id whichever split is asked for. No caption file is
+    opened, and no video but for rows with a start frame.
 
     Args:
-        paths: CSV (`.csv`, `.tsv`, `.txt`) or JSONL (`.jsonl`, `.ndjson`) files.
+        paths: CSV or lists (`.csv`, `.tsv`, `.txt`) or JSONL (`.jsonl`, `.ndjson`) files.
         root: folder that relative paths in the rows start from; default: each manifest's own folder.
         split: keep the rows of this split only.
         caption_template: such as `'a person is {label}'`: the caption of a row that has labels and no caption, one
             for each label. Underscores in label names become spaces.
+        class_names: a file with the names of class numbers (`class_names.py`); number labels become names.
 
     Raises:
         DataError: a manifest is missing, empty or has wrong rows (each named with file and line), an id is given
@@ -100,42 +111,60 @@ def read_manifests(
     """
     files = _distinct_files(paths)
     if caption_template is not None:
-        _check_template(caption_template)
-    rows = [row for file in files for row in _read_rows(file, root, split, caption_template)]
+        check_template(caption_template)
+    names = None if class_names is None else read_class_names(class_names)
+    rows = [row for file in files for row in _read_rows(file, root, split, caption_template, names)]
     clips = _with_ids(rows)
     return clips if split is None else _select_split(clips, split, files)
 
 
 def unused_columns(path: str | Path) -> list[str]:
     """Columns of a manifest that mean nothing here, as written; `(column 3)` for one without a name."""
-    table = read_table(path, "manifest")
+    table = _read_table(Path(path).expanduser())
+    if is_kinetics(table):
+        return []
     return [name for name in table.columns if ALIASES.get(name, name) not in COLUMNS]
 
 
 def missing_videos(rows: Iterable[Clip]) -> list[Clip]:
-    """The rows whose video does not exist. Each distinct path is looked up once."""
-    exists: dict[str, bool] = {}
-    missing = []
-    for row in rows:
-        if row.video not in exists:
-            exists[row.video] = os.path.exists(row.video)
-        if not exists[row.video]:
-            missing.append(row)
-    return missing
+    """The rows whose video does not exist, as a file, in an LMDB or as a folder of images (`storage.py`)."""
+    rows = list(rows)
+    missing = missing_paths(row.video for row in rows)
+    return [row for row in rows if row.video in missing]
 
 
-def read_folder(folder: str | Path) -> list[Clip]:
+def read_folder(folder: str | Path, suffixes: Collection[str] = VIDEO_SUFFIXES) -> list[Clip]:
     """A row for every video file under a folder, sorted by id: the path from the folder, with `/`.
 
-    Files are taken by their suffix (`VIDEO_SUFFIXES`, in any case). Links to folders are followed. Names that start
-    with a dot are left out: they are other programs' (macOS keeps `._name.mp4` beside `name.mp4`).
+    Files are taken by their suffix (in any case). An LMDB gives a row for each key; a folder without videos that has
+    folders of images in it, one for each of those.
 
     Raises:
         DataError: no such folder, a folder inside that cannot be read, a name that is not UTF-8, or no video in it.
     """
     top = str(_existing_folder(folder, "folder"))
+    if is_store(top):
+        return [Clip(id=id, video=video) for id, video in collection_members(top)]
+    files = walk_files(top)
+    found = [video for video in files if os.path.splitext(video)[1].lower() in suffixes]
+    if not found and (members := collection_members(top)):
+        return [Clip(id=id, video=video) for id, video in members]
+    if not found:
+        allowed = " ".join(sorted(suffixes))
+        raise DataError(f"{top}: no video in this folder ({len(files)} other files); videos are known by {allowed}")
+    unwritable = [video for video in found if video != video.encode("utf-8", "replace").decode()]
+    if unwritable:
+        raise DataError(f"{unwritable[0]!a}: the file's name is not UTF-8 text; rename it")
+    ids = sorted((os.path.relpath(video, top).replace(os.sep, "/"), video) for video in found)
+    return [Clip(id=id, video=video) for id, video in ids]
+
+
+def walk_files(top: str) -> list[str]:
+    """Every file under a folder. Links to folders are followed, once.
+
+    Names that start with a dot are left out: they are other programs' (macOS keeps `._name.mp4` beside `name.mp4`).
+    """
     found: list[str] = []
-    others = 0
     seen: set[str] = set()
     for current, folders, names in os.walk(top, followlinks=True, onerror=_unreadable_folder):
         real = os.path.realpath(current)
@@ -144,18 +173,8 @@ def read_folder(folder: str | Path) -> list[Clip]:
             continue
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        visible = [name for name in names if not name.startswith(".")]
-        videos = [name for name in visible if os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES]
-        others += len(visible) - len(videos)
-        found += [os.path.join(current, name) for name in videos]
-    if not found:
-        allowed = " ".join(sorted(VIDEO_SUFFIXES))
-        raise DataError(f"{top}: no video in this folder ({others} other files); videos are known by {allowed}")
-    unwritable = [video for video in found if video != video.encode("utf-8", "replace").decode()]
-    if unwritable:
-        raise DataError(f"{unwritable[0]!a}: the file's name is not UTF-8 text; rename it")
-    ids = sorted((os.path.relpath(video, top).replace(os.sep, "/"), video) for video in found)
-    return [Clip(id=id, video=video) for id, video in ids]
+        found += [os.path.join(current, name) for name in names if not name.startswith(".")]
+    return found
 
 
 def write_manifest(path: str | Path, rows: Sequence[Clip]) -> None:
@@ -167,7 +186,7 @@ def write_manifest(path: str | Path, rows: Sequence[Clip]) -> None:
         DataError: no rows, an id twice, a row that would not be read back, another suffix, or a failing disk.
     """
     target = Path(path)
-    as_table = is_table(target, "manifest")
+    as_table = check_target(target)
     if not rows:
         raise DataError(f"{target}: no rows to write; a manifest has at least one")
     repeated = [id for id, count in Counter(row.id for row in rows).items() if count > 1 or not id.strip()]
@@ -176,11 +195,22 @@ def write_manifest(path: str | Path, rows: Sequence[Clip]) -> None:
     records = [_record(row) for row in rows]
     for record in records:
         try:
-            _parse(record, base="", cells=False, template=None)
+            parse_row(record, base="", cells=False)
         except ValueError as error:
             raise DataError(f"{target}: row {record['id']!r} cannot be written: {error}") from None
     text = _csv_text(records) if as_table else "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records)
     write_whole(target, text)
+
+
+def check_target(path: Path) -> bool:
+    """Whether a manifest written at `path` is a CSV, else a JSONL.
+
+    Raises:
+        DataError: it cannot be written there: another suffix, or no such folder.
+    """
+    if not path.parent.is_dir():
+        raise DataError(f"{path}: cannot be written: there is no folder '{path.parent}'")
+    return is_table(path, "manifest")
 
 
 # ---- records to rows
@@ -206,7 +236,7 @@ def _distinct_files(paths: Sequence[str | Path]) -> list[Path]:
 
 def _existing_folder(folder: str | Path, what: str) -> Path:
     path = Path(os.path.abspath(Path(folder).expanduser()))
-    if not path.is_dir():
+    if not path.is_dir() and not is_store(str(path)):
         raise DataError(f"{what} '{folder}' " + ("is not a folder" if path.exists() else "does not exist"))
     return path
 
@@ -215,175 +245,68 @@ def _unreadable_folder(error: OSError) -> None:
     raise DataError(f"folder '{error.filename}' cannot be read: {error.strerror}") from error
 
 
-def _read_rows(path: Path, root: str | Path | None, split: str | None, template: str | None) -> list[_Row]:
-    table = read_table(path, "manifest")
+def _read_table(path: Path) -> Table:
+    """A manifest of any form as a table."""
+    if is_table(path, "manifest"):
+        text = read_text(path, "manifest")
+        return (parse_path_list if is_path_list(text) else parse_table)(path, text)
+    return read_table(path, "manifest")
+
+
+def _read_rows(
+    path: Path, root: str | Path | None, split: str | None, template: str | None, class_names: Mapping[int, str] | None
+) -> list[_Row]:
+    table = _read_table(path)
+    base = _base(path, root, table)
+    if is_kinetics(table):
+        table = kinetics_table(table, base, walk_files(base))
     needed = {"video": "every row needs it"}
     if template is not None:
         needed["label"] = "caption_template needs it"
     if split is not None:
         needed["split"] = f"split {split!r} is asked for (leave the split out to take every row)"
     names = column_names(table, needed, "manifest")
-    # absolute, because workers and later steps may run in another folder
-    base = str(_existing_folder(root, "root") if root is not None else Path(os.path.abspath(path)).parent)
     meaning = {written: name for name, written in names.items() if name in COLUMNS}
     rows: list[_Row] = []
+    frames: list[FrameRow] = []
     problems = list(table.problems)
     for line, record in table.records:
         values = {meaning[key]: value for key, value in record.items() if key in meaning}
-        where = f"{path}:{line}"
+        where, written = f"{path}:{line}", str(values.get("video"))
         try:
-            row = _parse(values, base=base, cells=table.cells, template=template)
+            row = parse_row(values, base=base, cells=table.cells, template=template, class_names=class_names)
             if split is not None and row["split"] is None:
                 raise ValueError(f"split is empty, and split {split!r} is asked for; write one in every row")
-            written = str(values["video"])
-            rows.append(_Row(where=where, written=written, given_id=_text(values, "id"), fields=row))
+            if "start_frame" in meaning.values():
+                frames.append(FrameRow(where=where, video=row["video"], frame=_start_frame(values)))
+                written = f"{written}@{frames[-1].frame}"
+            rows.append(_Row(where=where, written=written, given_id=text_value(values, "id"), fields=row))
         except ValueError as error:
             problems.append(f"{where}: {error}")
     if problems:
         raise bad_rows(path, problems, len(table.records) + len(table.problems))
+    if frames:
+        for read, window in zip(rows, frame_windows(path, frames), strict=True):
+            read.fields["start_seconds"], read.fields["end_seconds"] = window
     return rows
 
 
-def _parse(values: dict[str, Any], *, base: str, cells: bool, template: str | None) -> dict[str, Any]:
-    """The fields of a `Clip` but for its id, from values by column. Raises ValueError with what is wrong."""
-    video = values.get("video")
-    if not isinstance(video, str) or not video.strip():
-        raise ValueError(f"video must be text, got {video!r}" if video else "video is empty")
-    start, end = check_times(values.get("start_seconds"), values.get("end_seconds"), point_allowed=False)
-    if end is not None and start is None:
-        start = 0.0
-    given = [name for name in ("caption", "captions", "caption_file") if name in values]
-    if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)} are both given; a row has one of them")
-    captions = _captions(values, cells)
-    caption_file = _text(values, "caption_file")
-    labels = _labels(values.get("label"), cells)
-    if template is not None and not captions and caption_file is None:
-        captions = _captions_from_labels(template, labels)
-    split = _text(values, "split")
-    return {
-        "video": os.path.join(base, video),
-        "start_seconds": start,
-        "end_seconds": end,
-        "captions": captions,
-        "caption_file": None if caption_file is None else os.path.join(base, caption_file),
-        "labels": labels,
-        "split": None if split is None else split.strip(),
-    }
+def _base(path: Path, root: str | Path | None, table: Table) -> str:
+    """The folder that relative paths start from, absolute: workers and later steps may run in another folder."""
+    if root is not None:
+        return str(_existing_folder(root, "root"))
+    folder = Path(os.path.abspath(path)).parent
+    if "start_frame" in table.columns and folder.name == "annotations" and (folder.parent / "videos").is_dir():
+        return str(folder.parent / "videos")
+    return str(folder)
 
 
-def _text(values: dict[str, Any], name: str) -> str | None:
-    value = values.get(name)
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    raise ValueError(f"{name} must be text, got {value!r}")
-
-
-def check_times(start: Any, end: Any, *, point_allowed: bool) -> tuple[float | None, float | None]:
-    """Start and end of a window in seconds, from text or numbers; None where not given.
-
-    Raises:
-        ValueError: not a number, not finite, negative, or the end is not after the start. With `point_allowed`
-            they may be equal (a caption may be a point in time, a row may not).
-    """
-    times: list[float | None] = []
-    for name, value in (("start_seconds", start), ("end_seconds", end)):
-        try:
-            seconds = None if value is None else float(value)
-        except (TypeError, ValueError, OverflowError):
-            seconds = math.nan
-        if isinstance(value, bool) or (seconds is not None and not 0 <= seconds < math.inf):
-            raise ValueError(f"{name} {value!r} must be a number of seconds, 0 or more")
-        times.append(seconds)
-    first, last = times
-    if last is not None and not (first or 0.0) < last and not (point_allowed and first == last):
-        kind = "is a window of no length" if last == (first or 0.0) else "ends before it starts"
-        raise ValueError(f"[{first or 0.0:g}, {last:g}) {kind}; end_seconds must be greater than start_seconds")
-    return first, last
-
-
-def _json_list(name: str, value: Any, cells: bool) -> list[Any]:
-    if cells:
-        try:
-            value = json.loads(value)
-        except ValueError:
-            value = str(value)
-    if not isinstance(value, list):
-        raise ValueError(f'{name} must be a JSON list such as ["one", "two"], got {value!r}')
-    return value
-
-
-def _captions(values: dict[str, Any], cells: bool) -> tuple[Caption, ...]:
-    if "caption" in values:
-        if not isinstance(values["caption"], str):
-            hint = "; a list of sentences goes into 'captions'" if isinstance(values["caption"], list) else ""
-            raise ValueError(f"caption must be text, got {values['caption']!r}{hint}")
-        return (_caption(values["caption"]),)
-    if "captions" not in values:
-        return ()
-    return tuple(_caption(item) for item in _json_list("captions", values["captions"], cells))
-
-
-def _caption(item: Any) -> Caption:
-    if isinstance(item, str):
-        item = {"text": item}
-    if not isinstance(item, dict):
-        raise ValueError(f"a caption must be text or an object, got {item!r}")
-    renamed = {"start": "start_seconds", "end": "end_seconds", "caption": "text"}
-    fields = {renamed.get(key, key): value for key, value in item.items()}
-    if not fields.keys() <= {"text", "start_seconds", "end_seconds"} or len(fields) != len(item):
-        raise ValueError(f"a caption has text, start_seconds and end_seconds, each once; got {list(item)}")
-    if not isinstance(fields.get("text"), str) or not fields["text"].strip():
-        raise ValueError(f"a caption without text: {item!r}")
-    start, end = check_times(fields.get("start_seconds"), fields.get("end_seconds"), point_allowed=True)
-    return Caption(text=fields["text"], start_seconds=start, end_seconds=end)
-
-
-def _labels(value: Any, cells: bool) -> tuple[str | int, ...]:
-    if value is None:
-        return ()
-    if cells:
-        value = _label_cell(value.strip())
-    items = value if isinstance(value, list) else [value]
-    for item in items:
-        is_number = isinstance(item, int) and not isinstance(item, bool) and item >= 0
-        if not is_number and not (isinstance(item, str) and item.strip()):
-            raise ValueError(f"label {item!r} must be a name or a class number 0, 1, 2, ...")
-    if len(set(items)) != len(items):
-        raise ValueError(f"label {value!r} names a class twice")
-    return tuple(items)
-
-
-def _label_cell(cell: str) -> Any:
-    if cell.startswith("["):
-        return _json_list("label", cell, cells=True)
-    if re.fullmatch("0|[1-9][0-9]*", cell):
-        return int(cell)
-    try:
-        float(cell)
-    except ValueError:
-        return cell
-    raise ValueError(f"label {cell!r} is no class number (0, 1, 2, ...); if it is a name, write " + f'["{cell}"]')
-
-
-def _check_template(template: str) -> None:
-    try:
-        parts = [part[1:] for part in string.Formatter().parse(template) if part[1] is not None]
-    except ValueError as error:
-        raise ConfigError(f"caption_template {template!r}: {error}; write such as 'a person is {{label}}'") from None
-    if not parts or any(part != ("label", "", None) for part in parts):
-        raise ConfigError(f"caption_template {template!r} must hold {{label}} and no other field")
-
-
-def _captions_from_labels(template: str, labels: tuple[str | int, ...]) -> tuple[Caption, ...]:
-    if not labels:
-        raise ValueError("neither caption nor label, so caption_template has nothing to say")
-    numbers = [label for label in labels if isinstance(label, int)]
-    if numbers:
-        raise ValueError(f"label {numbers[0]} is a number; caption_template needs names")
-    return tuple(Caption(text=template.format(label=str(label).replace("_", " "))) for label in labels)
+def _start_frame(values: Mapping[str, Any]) -> int:
+    if "start_frame" not in values:
+        raise ValueError("start_frame is empty; write a number in every row")
+    if "start_seconds" in values or "end_seconds" in values:
+        raise ValueError("a start_frame and a window in seconds are both given; a row has one of them")
+    return start_frame(values["start_frame"])
 
 
 # ---- rows to a collection

@@ -24,12 +24,15 @@ __all__ = [
     "ALIASES",
     "COLUMNS",
     "LISTED",
+    "VIDEO_SUFFIXES",
     "Table",
     "bad_rows",
     "column_names",
     "did_you_mean",
     "is_table",
+    "parse_table",
     "read_table",
+    "read_text",
     "write_whole",
 ]
 
@@ -44,7 +47,13 @@ ALIASES = {
     "sentence": "caption",
     "texts": "captions",
 }
-COLUMNS = ("id", "video", "start_seconds", "end_seconds", "caption", "captions", "caption_file", "label", "split")
+COLUMNS = (
+    *("id", "video", "start_seconds", "end_seconds", "start_frame", "caption", "captions", "caption_file", "label"),
+    "split",
+)
+VIDEO_SUFFIXES = frozenset(
+    ".3g2 .3gp .asf .avi .flv .gif .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg .mts .mxf .ogv .ts .vob .webm .wmv".split()
+)
 LISTED = 10  # wrong rows spelled out in one error
 
 
@@ -70,8 +79,9 @@ def read_table(path: str | Path, what: str) -> Table:
         DataError: the file is missing, not UTF-8 text, of another suffix, or its header is unusable.
     """
     path = Path(path).expanduser()
-    read = _read_csv if is_table(path, what) else _read_jsonl
-    return read(path, _read_text(path, what))
+    as_table = is_table(path, what)
+    text = read_text(path, what)
+    return parse_table(path, text) if as_table else _parse_jsonl(path, text)
 
 
 def is_table(path: Path, what: str) -> bool:
@@ -88,7 +98,12 @@ def is_table(path: Path, what: str) -> bool:
     return suffix in (".csv", ".tsv", ".txt")
 
 
-def _read_text(path: Path, what: str) -> str:
+def read_text(path: Path, what: str) -> str:
+    """The text of a file without its byte order mark; `what` it is called in errors.
+
+    Raises:
+        DataError: the file is missing, cannot be read, or is not UTF-8 text.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -105,9 +120,14 @@ def _read_text(path: Path, what: str) -> str:
         ) from None
 
 
-def _read_csv(path: Path, text: str) -> Table:
+def parse_table(path: Path, text: str) -> Table:
+    """The text of a CSV with a header as records; a tab, comma or semicolon separates, as its first line shows.
+
+    Raises:
+        DataError: a column appears twice.
+    """
     first_line = re.split(r"[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0]
-    delimiter = "\t" if "\t" in first_line or path.suffix.lower() == ".tsv" else ","
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else next((d for d in "\t,;" if d in first_line), ",")
     # strict: an unclosed quote would otherwise swallow the rows after it without a word
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True, skipinitialspace=True)
     columns: list[str] = []
@@ -132,7 +152,7 @@ def _read_csv(path: Path, text: str) -> Table:
     return Table(path=path, columns=columns, records=records, problems=problems, cells=True)
 
 
-def _read_jsonl(path: Path, text: str) -> Table:
+def _parse_jsonl(path: Path, text: str) -> Table:
     columns: dict[str, None] = {}
     records: list[tuple[int, dict[str, Any]]] = []
     problems: list[str] = []
@@ -202,8 +222,8 @@ def _missing_column(table: Table, name: str, why: str) -> str:
     text += f", but {why}; columns found: {', '.join(table.columns)}{did_you_mean(name, table.columns)}"
     if not table.cells or any(ALIASES.get(column, column) in COLUMNS for column in table.columns):
         return text
-    if len(table.columns) == 1 and re.search("[;|]", table.columns[0]):
-        return text + "; only commas or tabs separate columns"
+    if len(table.columns) == 1 and "|" in table.columns[0]:
+        return text + "; only commas, tabs or semicolons separate columns"
     return text + "; the first line must name the columns, such as video,caption"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from twinreel.config import import_function, nearest
 from twinreel.data.clip import Clip
 from twinreel.data.manifest import read_manifests, unused_columns
-from twinreel.data.sources import generated, howto100m
+from twinreel.data.sources import annotated, generated, howto100m, kinetics
 from twinreel.errors import ConfigError, DataError
 
 __all__ = ["SOURCES", "load_rows", "manifest_rows", "source_notes"]
@@ -28,21 +28,27 @@ def manifest_rows(
     *,
     manifest: str | list[str],
     caption_template: str | None = None,
+    class_names: str | None = None,
 ) -> list[Clip]:
-    """Rows of the user's own CSV or JSONL files; see `twinreel.data.manifest`.
+    """Rows of the user's own CSV, JSONL or `path label` files; see `twinreel.data.manifest`.
 
     Args:
         root: folder that paths in the rows start from; None: each manifest's own folder.
         split: rows of this split; None: all rows.
         manifest: one file or several, from the current folder.
         caption_template: such as `'a person is {label}'`, for rows with labels and no caption.
+        class_names: a file with the names of class numbers, from the current folder.
     """
-    return read_manifests(_listed(manifest), root=root, split=split, caption_template=caption_template)
+    return read_manifests(
+        _listed(manifest), root=root, split=split, caption_template=caption_template, class_names=class_names
+    )
 
 
 SOURCES: dict[str, Callable[..., list[Clip]]] = {
+    "annotated": annotated.rows,
     "generated": generated.rows,
     "howto100m": howto100m.rows,
+    "kinetics": kinetics.rows,
     "manifest": manifest_rows,
 }
 

@@ -1,0 +1,72 @@
+"""Kinetics in its own layout (arXiv:1705.06950 and later versions): videos, and one CSV a split.
+
+    root/annotations/train.csv, val.csv, test.csv      label,youtube_id,time_start,time_end,split; or in root itself
+    root/**/<youtube_id>_<start>_<end>.mp4             trimmed clips at any depth, or whole videos <youtube_id>.mp4
+
+`twinreel.data.kinetics_csv` says how a row finds its file. Labels are the names of the classes as the CSV has them; a
+class's number is its place among the sorted names.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from twinreel.data.clip import Clip
+from twinreel.data.manifest import read_manifests
+from twinreel.errors import ConfigError, DataError
+
+__all__ = ["find_lists", "rows"]
+
+_FILES = {  # how the CSV of a split may be called, without its suffix
+    "train": ("train",),
+    "val": ("val", "validate", "validation", "valid"),
+    "test": ("test",),
+}
+
+
+def rows(
+    root: str | Path | None, split: str | None, *, csv: str | None = None, caption_template: str | None = None
+) -> list[Clip]:
+    """A row for each line of Kinetics' own CSV, its video found by name; `id` is `<youtube_id>_<start>_<end>`.
+
+    Args:
+        root: folder of the videos and of the CSV files.
+        split: `train`, `val` (also `validate`, `validation`) or `test`; None: all that there are.
+        csv: one CSV, from root, instead of those found by their names.
+        caption_template: such as `'a person is {label}'`.
+
+    Raises:
+        ConfigError: no root.
+        DataError: no CSV, or one that cannot be used, or a row for which several files fit.
+    """
+    if root is None:
+        raise ConfigError("source kinetics needs data.root: the folder of the videos and of train.csv, val.csv, ...")
+    base = Path(os.path.abspath(Path(root).expanduser()))
+    files = [base / csv] if csv is not None else list(find_lists(base, split, "source kinetics").values())
+    return read_manifests(files, root=base, split=split, caption_template=caption_template)
+
+
+def find_lists(root: Path, split: str | None, what: str) -> dict[str, Path]:
+    """The CSV of a split, or of every split, in `root/annotations` or `root`, by the name of the split.
+
+    Raises:
+        DataError: no such split or no CSV.
+    """
+    wanted = [name for name, called in _FILES.items() if split is None or split in called]
+    if not wanted:
+        raise DataError(f"{what} has no split {split!r}; allowed are {', '.join(_FILES)}")
+    found = {}
+    for name in wanted:
+        places = (
+            root / folder / f"{called}.csv"
+            for called in dict.fromkeys((split, *_FILES[name]))
+            if called in _FILES[name]
+            for folder in ("annotations", "")
+        )
+        path = next((place for place in places if place.is_file()), None)
+        if path is not None:
+            found[name] = path
+    if not found:
+        raise DataError(f"{what}: no {wanted[0]}.csv in '{root / 'annotations'}' or '{root}'")
+    return found
