@@ -26,7 +26,7 @@ from twinreel.data import sampling
 from twinreel.data.clip import Clip, Fault, Sample
 from twinreel.data.dataset import ClipDataset, read_views, window_in_video
 from twinreel.data.loader import load_batches, readers_watched
-from twinreel.data.storage import open_video
+from twinreel.data.storage import open_video, video_state
 from twinreel.data.transforms import network_input
 from twinreel.errors import CheckpointError, ConfigError, DataError
 from twinreel.evaluation import embed_sentences
@@ -170,11 +170,8 @@ def embed_collection(
 def _fingerprint(row: Clip) -> list[Any]:
     """What a row's embeddings depend on beside the model: the file as it is, and the row's window."""
     window = [os.path.abspath(row.video), row.start_seconds, row.end_seconds]
-    try:
-        stat = os.stat(row.video)
-    except OSError:
-        return window  # reading it will say why
-    return [*window, stat.st_size, stat.st_mtime_ns]
+    state = video_state(row.video)
+    return window if state is None else [*window, *state]  # without one, reading it will say why
 
 
 def _not_yet_there(folder: Path, rows: Sequence[Clip]) -> list[Clip]:
@@ -185,7 +182,7 @@ def _not_yet_there(folder: Path, rows: Sequence[Clip]) -> list[Clip]:
     """
     done = {window["row"]: window["mark"] for part in _parts(folder) for window in _read_json(part)}
     for row in rows:
-        if row.id in done and os.path.exists(row.video) and done[row.id] != _fingerprint(row):
+        if row.id in done and video_state(row.video) is not None and done[row.id] != _fingerprint(row):
             raise ConfigError(
                 f"{folder}: {row.id} is there already, from {done[row.id][0]} as it was then; {row.video} is another "
                 "file or window, or has changed since. Choose another --out"
