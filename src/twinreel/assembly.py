@@ -74,6 +74,8 @@ def _rows(section: DataSection | EvalSection, source: str, root: str | None, spl
         raise ConfigError("data.manifest is missing: name your CSV or JSONL, e.g. data.manifest=my_videos.csv")
     if source == "manifest":
         options |= {"manifest": section.manifest, "caption_template": section.caption_template}
+    elif section.caption_template is not None:
+        options["caption_template"] = section.caption_template
     if split == "all":
         return load_rows(source, root, None, **options)
     rows = load_rows(source, root, split, **options)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from twinreel.cli_bench import bench_app
 from twinreel.cli_data import data_app
 from twinreel.errors import ConfigError, TwinreelError
 
@@ -37,6 +38,7 @@ app = typer.Typer(
     help="Train, evaluate and use models that understand video and connect it with language.",
 )
 app.add_typer(data_app, name="data")
+app.add_typer(bench_app, name="bench")
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. train.seed=2")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
@@ -419,8 +421,9 @@ def search(
 
 def _rows(source: str, root: str | None, split: str | None) -> list[Clip]:
     from twinreel.data.manifest import read_folder, read_manifest
+    from twinreel.data.storage import is_store
 
-    if Path(source).is_dir():
+    if Path(source).is_dir() or is_store(source):
         if root is not None or split not in (None, "all"):
             raise ConfigError(f"{source} is a folder: --root and --split go with a manifest; leave them out")
         return read_folder(source)

@@ -7,6 +7,7 @@ named, and scores over fewer videos are given only on request.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
@@ -21,14 +22,19 @@ from twinreel.assembly import Run, evaluation_rows, load_run, pick_device
 from twinreel.data.captions import row_captions
 from twinreel.data.clip import Batch, Clip, Fault
 from twinreel.data.dataset import ClipDataset, ViewRules
+from twinreel.data.device_feed import feed_device
 from twinreel.data.loader import WorkerStart, load_batches, readers_watched
+from twinreel.data.read_ahead import ReadAhead, clip_bytes, plan_ahead
 from twinreel.data.transforms import network_input
 from twinreel.distributed import alike, gather_objects, on_main, process_group, together, world
 from twinreel.errors import ConfigError, DataError
+from twinreel.models.preprocessing import Preprocessing
 from twinreel.recipe import EvalSection, Recipe
 from twinreel.tasks import Contrastive
 
-__all__ = ["Gallery", "Report", "build_gallery", "embed_videos", "evaluate", "evaluate_retrieval"]
+__all__ = ["Gallery", "Report", "build_gallery", "embed_videos", "evaluate", "evaluate_retrieval", "view_rules"]
+
+_log = logging.getLogger(__name__)
 
 DIRECTIONS = ("text_to_video", "video_to_text")
 SENTENCES_AT_ONCE = 256
@@ -173,13 +179,20 @@ def embed_videos(
         transform: changes a batch before it reaches the model, e.g. for an ablation.
         report: called with (rows done, rows in all).
     """
-    rows_at_once = max(1, batch_size // rules.clips_a_row)
+    rows_at_once = _rows_at_once(rules, batch_size)
     blocks = [range(first, min(first + rows_at_once, len(rows))) for first in range(0, len(rows), rows_at_once)]
     rank, size = world()
     keys = [[(0, index) for index in block] for block in blocks[rank::size]]
     done: list[tuple[int, Embedded]] = []
-    loader = load_batches(ClipDataset(rows, rules), keys, num_workers=num_workers, worker_start=worker_start)
-    with readers_watched(), closing(loader) as batches:
+    with together():
+        ahead = evaluation_ahead(rules, batch_size, num_workers)
+    if short := ahead.warning():
+        _log.warning(short)
+    loader = load_batches(
+        ClipDataset(rows, rules), keys, num_workers=num_workers, worker_start=worker_start, ahead=ahead.batches,
+        pin_memory=device.type == "cuda",
+    )  # fmt: skip
+    with readers_watched(), closing(feed_device(loader, device)) as batches:
         for batch in batches:
             batch = batch if transform is None else transform(batch)
             num_rows, num_clips = batch.frames.shape[:2]
@@ -198,6 +211,16 @@ def embed_videos(
         [fault for part in parts for fault in part.faults],
         sum(part.repeated_frames for part in parts),
     )
+
+
+def _rows_at_once(rules: ViewRules, batch_size: int) -> int:
+    return max(1, batch_size // rules.clips_a_row)
+
+
+def evaluation_ahead(rules: ViewRules, batch_size: int, num_workers: int) -> ReadAhead:
+    """How far readers run ahead in evaluation; ConfigError if not even one batch can be handed over."""
+    clips = _rows_at_once(rules, batch_size) * rules.clips_a_row
+    return plan_ahead(clip_bytes(rules.preprocessing), clips, num_workers=num_workers, held=2)
 
 
 def _in_order(done: list[tuple[int, T]]) -> list[T]:
@@ -239,7 +262,7 @@ def evaluate_retrieval(
     was_training = model.training
     model.eval()
     preprocessing: Any = model.preprocessing
-    rules = ViewRules(preprocessing=preprocessing, num_clips=section.num_clips, windows=section.windows)
+    rules = view_rules(preprocessing, section)
     with together():
         gallery = build_gallery(rows, merge_equal_captions=section.merge_equal_captions)
     with alike():
@@ -264,17 +287,36 @@ def evaluate_retrieval(
         "queries": len(gallery.queries),
         "candidates": len(gallery.candidates),
         "evaluated": f"{len(gallery.candidates)}/{expected} videos",
-        "windows": f"{rules.clips_a_row} a video, {section.windows}, embeddings averaged",
-        "frames": f"{preprocessing.num_frames} at {preprocessing.frame_rate:g} a second "
-        f"({preprocessing.clip_seconds:g} s)",
-        "repeated_frames": f"{repeated} of {expected * rules.clips_a_row * preprocessing.num_frames}"
+        "windows": f"{rules.windows_a_row} a video, {section.windows}, embeddings averaged",
+        "frames": _frames_fact(preprocessing),
+        "repeated_frames": f"{repeated} of {expected * rules.windows_a_row * preprocessing.num_frames}"
         " (the last one of a video shorter than a clip)",
-        "crop": f"center {preprocessing.crop_size} of short side {preprocessing.short_side or preprocessing.crop_size}",
+        "crop": rules.framing,
         "similarity": ("cosine" if task.normalize else "dot product") + (" of segments, pooled" * task.segments),
         "ties": "count against the model",
         "equal_captions": "one query, several right videos" if section.merge_equal_captions else "separate queries",
     }
     return Report(metrics=scores, protocol=protocol, faults=faults)
+
+
+def view_rules(preprocessing: Preprocessing, section: EvalSection) -> ViewRules:
+    """How this section looks at a row for this model.
+
+    Raises:
+        ConfigError: they do not go together.
+    """
+    return ViewRules(
+        preprocessing=preprocessing,
+        num_clips=section.num_clips,
+        windows=section.windows,
+        num_crops=section.num_crops,
+    )
+
+
+def _frames_fact(preprocessing: Preprocessing) -> str:
+    if preprocessing.frame_rate is None:
+        return preprocessing.clip_length
+    return f"{preprocessing.num_frames} at {preprocessing.frame_rate:g} a second ({preprocessing.clip_seconds:g} s)"
 
 
 def _refuse_other_rows(gallery: Gallery) -> None:

@@ -195,7 +195,7 @@ def _without_a_traceback(died: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(died)
 
 
-PENDING = ("losses", "norms", "clips", "masked_captions", "captions", "seconds", "waited")
+PENDING = ("losses", "norms", "steps", "clips", "masked_captions", "captions", "seconds", "waited")
 
 
 class Meter:
@@ -216,7 +216,7 @@ class Meter:
     def _reset(self) -> None:
         self.losses: list[float] = []
         self.norms: list[float] = []
-        self.clips = self.masked_captions = self.captions = 0
+        self.steps = self.clips = self.masked_captions = self.captions = 0
         self.seconds = self.waited = 0.0
 
     def add(
@@ -230,6 +230,7 @@ class Meter:
             self.loss = loss
         if math.isfinite(norm):
             self.norms.append(norm)
+        self.steps += 1
         self.clips += clips
         self.captions += captions
         self.masked_captions += masked
@@ -260,6 +261,8 @@ class Meter:
             "learning_rate": learning_rate,
             "gradient_norm": sum(self.norms) / len(self.norms) if self.norms else math.nan,
             "clips_per_second": self.clips / max(self.seconds, 1e-9),
+            "step_seconds": self.seconds / max(self.steps, 1),
+            "data_seconds": self.waited / max(self.steps, 1),
             "waiting_share": self.waiting_share,
             "masked_captions": self.masked_captions / max(1, self.captions),
             "memory_gb": peak_memory_gb(self.device),

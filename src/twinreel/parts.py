@@ -34,7 +34,7 @@ from twinreel.data.manifest import missing_videos
 from twinreel.data.plan import Plan, Shares
 from twinreel.distributed import alike, gather_objects, together, world
 from twinreel.errors import CheckpointError, ConfigError, DataError
-from twinreel.evaluation import build_gallery
+from twinreel.evaluation import build_gallery, view_rules
 from twinreel.models.training_modes import apply_batch_norm, batch_norms, checkpoint_activations
 from twinreel.optim import (
     WeightAverage,
@@ -118,7 +118,8 @@ def build_parts(recipe: Recipe, device: torch.device, checkpoint: Path | None = 
 
 def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Parts:
     train, optim = recipe.train, recipe.optim
-    shares = Shares.cut(train.global_batch_size, world().size, train.micro_batch_size)
+    views = recipe.data.repeated_augmentation
+    shares = Shares.cut(train.global_batch_size, world().size, train.micro_batch_size, views)
     if checkpoint is not None and not checkpoint.is_dir():
         raise CheckpointError(
             f"{checkpoint} cannot be seen from {socket.gethostname()}: the run folder must be on storage that all "
@@ -127,13 +128,14 @@ def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Par
     rows = training_rows(recipe)
     eval_rows = _checked_evaluation_rows(recipe) if evaluates(recipe) else []
     missing = refuse_missing_files(rows, recipe.data.max_faults)
-    plan = Plan(num_rows=len(rows), seed=train.seed, global_batch_size=train.global_batch_size)
+    plan = Plan(num_rows=len(rows), seed=train.seed, global_batch_size=train.global_batch_size, views_per_row=views)
     total_steps = train.num_steps or (train.num_epochs or 0) * plan.steps_per_epoch
     warmup = optim.warmup_steps or round((optim.warmup_epochs or 0) * plan.steps_per_epoch)
     if warmup >= total_steps:
         raise ConfigError(f"optim: a warm-up of {warmup} steps is not shorter than the run of {total_steps} steps")
     task = build_task(recipe, checkpoint)
     task.chance_loss(2)  # options that the loss refuses are found here
+    _refuse_own_negatives(recipe, task)
     caption_faults: list[Fault] = []
     if checkpoint is None:
         model = build_model(recipe, collection_captions(rows, caption_faults))
@@ -142,7 +144,8 @@ def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Par
         model = model_from_checkpoint(checkpoint)
         description = read_model_json(checkpoint)
     preprocessing: Any = model.preprocessing
-    preprocessing.clip_seconds  # noqa: B018  (a model that samples by frame_stride is refused here)
+    training_rules(recipe, model)  # what does not go with this model is found here
+    view_rules(preprocessing, recipe.eval)
     model.to(device)
     task.to(device)
     if train.channels_last:
@@ -184,6 +187,16 @@ def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Par
         device=device,
         description=description,
     )
+
+
+def _refuse_own_negatives(recipe: Recipe, task: Contrastive) -> None:
+    """Several views of a row have equal captions, which the loss must not take for wrong ones."""
+    if recipe.data.repeated_augmentation > 1 and "text_ids" not in task.takes:
+        raise ConfigError(
+            f"data.repeated_augmentation={recipe.data.repeated_augmentation}: the views of a row share its captions, "
+            f"and task.loss={recipe.task.loss} would take them for wrong ones: it does not take `text_ids`. Let it "
+            "take them, or set data.repeated_augmentation=1"
+        )
 
 
 def _rows_digest(rows: Sequence[Clip]) -> str:
@@ -285,8 +298,13 @@ def training_rules(recipe: Recipe, model: nn.Module) -> TrainingRules:
         min_window_seconds=data.min_window_seconds,
         clip_start=data.clip_start,
         crop=data.crop,
+        crop_area=data.crop_area,
+        crop_aspect=data.crop_aspect,
         short_side=data.short_side,
+        short_side_draw=data.short_side_draw,
         flip=data.flip,
+        flip_labels=data.flip_labels,
+        views_per_decode=data.repeated_augmentation,
     )
 
 
@@ -316,14 +334,15 @@ def compared_clips(recipe: Recipe, parts: Parts) -> int:
 
 def num_negatives(recipe: Recipe, parts: Parts) -> int:
     """Wrong captions a clip is compared with."""
-    there = recipe.task.num_candidates * (compared_clips(recipe, parts) - 1)
+    there = recipe.task.num_candidates * (compared_clips(recipe, parts) - recipe.data.repeated_augmentation)
     drawn = parts.task.drawn_negatives
     return there if drawn is None else min(there, drawn)
 
 
 def start_line(recipe: Recipe, parts: Parts, step: int) -> str:
     """What will happen, before it happens."""
-    train, prep = recipe.train, parts.model.preprocessing
+    train = recipe.train
+    prep: Any = parts.model.preprocessing
     shares = parts.shares
     whole = "global batch (cached)" if train.cached_negatives else "micro-batch across processes"
     if shares.num_micro_batches == 1:
@@ -333,18 +352,19 @@ def start_line(recipe: Recipe, parts: Parts, step: int) -> str:
     own = "".join(f", {name} at {rate:g}" for name, rate in recipe.optim.learning_rates.items())
     trained = sum(p.numel() for p in parts.parameters)
     frozen = sum(p.numel() for p in parts.model.parameters() if not p.requires_grad)
-    left_out = len(parts.rows) % train.global_batch_size
+    left_out = len(parts.rows) % parts.plan.rows_per_batch
+    repeated = recipe.data.repeated_augmentation
+    views = f" ({repeated} views of each row)" if repeated > 1 else ""
     sizes = sorted({len(own) for everyone in shares.positions for own in everyone}, reverse=True)
     lines = [
         f"rows {len(parts.rows)} (evaluated on {len(parts.eval_rows)}), missing files {len(parts.missing)}, "
         f"{parts.plan.steps_per_epoch} steps an epoch ({left_out} rows wait for a later epoch, others each time), "
         f"{parts.total_steps} steps in all",
         f"global batch {train.global_batch_size} = {_counted(shares.num_processes, 'process')} x "
-        f"{_counted(shares.num_micro_batches, 'micro-batch')} x {' or '.join(map(str, sizes))} clips on "
+        f"{_counted(shares.num_micro_batches, 'micro-batch')} x {' or '.join(map(str, sizes))} clips{views} on "
         f"{parts.device}, {num_negatives(recipe, parts)} negative captions a clip (of the {whole}), "
         f"precision {train.precision}, batch norm {train.batch_norm}, seed {train.seed}",
-        f"a clip is {prep.num_frames} frames at {prep.frame_rate:g} a second = {prep.clip_seconds:g} s, "  # type: ignore[union-attr]
-        f"{prep.crop_size} x {prep.crop_size} pixels",  # type: ignore[union-attr]
+        f"a clip is {prep.clip_length}, {prep.crop_size} x {prep.crop_size} pixels",
         f"learning rate first {rates[0]:.3g}, highest {rates[1]:.3g}, last {rates[2]:.3g} ({recipe.optim.name}{own}, "
         f"warm-up {parts.warmup_steps} steps); it belongs to the global batch and is never scaled",
         f"parameters {trained:,} trained, {frozen:,} frozen"

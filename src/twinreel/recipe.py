@@ -19,6 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from twinreel import losses
 from twinreel.config import Tree, check_options, import_function, load_tree, nearest, validate
 from twinreel.data.sources import SOURCES
+from twinreel.data.transforms import flip_partners
 from twinreel.errors import ConfigError
 from twinreel.models import MODELS
 from twinreel.tasks import TASKS
@@ -39,6 +40,7 @@ __all__ = [
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 BestMetric = Literal[
     "text_to_video/recall_at_1",
@@ -76,9 +78,11 @@ class PreprocessingSection(_Section):
     """What the model wants of a video, where the recipe differs from the model's own default."""
 
     num_frames: Count | None = Field(None, description="frames a clip")
-    frame_rate: Positive | None = Field(None, description="sampled frames a second")
+    frame_rate: Positive | None = Field(None, description="sampled frames a second; or frame_stride")
+    frame_stride: Count | None = Field(None, description="step in frames of the file; set frame_rate to null")
     crop_size: Count | None = Field(None, description="side of the square network input, pixels")
     short_side: Count | None = Field(None, description="short side before the center crop; null = crop_size")
+    fit: Literal["crop", "pad"] | None = Field(None, description="pad = whole frames in a square, black added")
     value_range: tuple[float, float] | None = Field(None, description="what 0 and 255 become")
     mean: tuple[float, float, float] | None = Field(None, description="subtracted per channel")
     std: tuple[float, float, float] | None = Field(None, description="divided by, per channel")
@@ -117,19 +121,52 @@ class DataSection(_OpenSection):
     split: Split | None = Field(None, description="rows of this split; all = every row; null = rows have no split")
     caption_template: str | None = Field(None, description="captions from labels: 'a person is {label}'")
     min_window_seconds: NonNegative = Field(0.0, description="shorter caption windows are widened evenly")
-    clip_start: Literal["random", "center", "start", "uniform"] = Field(
-        "random", description="where in the window a clip begins; uniform = its frames spread over the whole window"
+    clip_start: Literal["random", "center", "start", "uniform", "segments"] = Field(
+        "random",
+        description="where in the window a clip begins; uniform = its frames spread over the whole window, the middle "
+        "of each segment; segments = likewise, one at random in each",
     )
-    crop: Literal["random", "square", "center"] = Field(
-        "random", description="random: crop_size as it lies; square: largest random square, scaled"
+    crop: Literal["random", "square", "center", "resized", "pad"] = Field(
+        "random",
+        description="random: crop_size as it lies; square: largest random square, scaled; resized: a random area and "
+        "aspect, scaled; pad: all of the frame, for model.preprocessing.fit=pad",
     )
-    short_side: Count | None = Field(None, description="scale the short side to this before a random crop")
+    crop_area: tuple[Share, Share] = Field((0.08, 1.0), description="of crop=resized: least and most of the frame")
+    crop_aspect: tuple[Positive, Positive] = Field((0.75, 1.3333), description="of crop=resized: width / height")
+    short_side: Count | tuple[Count, Count] | None = Field(
+        None, description="scale the short side to this before a random crop; [256, 320] = drawn for each clip"
+    )
+    short_side_draw: Literal["uniform", "inverse"] = Field(
+        "uniform", description="how short_side is drawn from its range; inverse = uniform in 1 / pixels"
+    )
     flip: Fraction = Field(0.5, description="probability of a mirror image")
+    flip_labels: dict[str, str | None] = Field(
+        {}, description="labels that a mirror image turns into each other, {turn left: turn right}; null = never mirror"
+    )
+    repeated_augmentation: Count = Field(
+        1, description="views of one decoded clip in a batch, cropped and mirrored anew; the batch size counts views"
+    )
     num_workers: Annotated[int, Field(ge=0)] = Field(2, description="reader processes")
     worker_start: Literal["auto", "fork", "spawn", "forkserver"] = Field(
         "auto", description="how readers are started; auto = fork, forkserver where several processes train"
     )
     max_faults: Fraction = Field(0.05, description="share of missing or failed samples that stops the run")
+
+    @model_validator(mode="after")
+    def _check(self) -> DataSection:
+        ranges = {"crop_area": self.crop_area, "crop_aspect": self.crop_aspect, "short_side": self.short_side}
+        for name, ends in ranges.items():
+            if isinstance(ends, tuple) and ends[0] > ends[1]:
+                raise ValueError(f"data.{name}: [{ends[0]:g}, {ends[1]:g}]; give the least first, then the most")
+        if self.short_side is not None and self.crop != "random":
+            raise ValueError(f"data.short_side goes with data.crop=random, not with {self.crop}; leave it out")
+        if self.short_side_draw == "inverse" and not isinstance(self.short_side, tuple):
+            raise ValueError("data.short_side_draw=inverse needs a range to draw from: data.short_side=[256, 320]")
+        try:
+            flip_partners(self.flip_labels)
+        except ConfigError as error:
+            raise ValueError(f"data.{error}") from error
+        return self
 
 
 class OptimSection(_Section):
@@ -209,9 +246,11 @@ class EvalSection(_OpenSection):
     caption_template: str | None = Field(None, description="null = that of data")
     every: Cadence | None = Field(None, description="`500 steps` or `5 epochs`; null = at the end")
     num_clips: Count = Field(4, description="windows a video, their embeddings averaged")
-    windows: Literal["uniform", "milnce", "whole"] = Field(
-        "uniform", description="milnce = the founding start times; whole = one clip, its frames over the whole row"
+    windows: Literal["uniform", "whole", "milnce", "slowfast", "slowfast_offset", "clipbert"] = Field(
+        "uniform",
+        description="whole = one clip, its frames over the whole row; others = the founding choice of that system",
     )
+    num_crops: Literal[1, 3] = Field(1, description="3 = start, center and end of the longer side, too, of each window")
     batch_size: Count = Field(16, description="clips at once")
     max_words: Count = Field(30, description="words a query; cut or padded")
     merge_equal_captions: bool = Field(False, description="equal captions are one query with several right videos")
@@ -229,8 +268,16 @@ class Recipe(_Section):
     train: TrainSection
     eval: EvalSection = Field(default_factory=EvalSection)  # type: ignore[arg-type]
 
+    @model_validator(mode="after")
+    def _check(self) -> Recipe:
+        views = self.data.repeated_augmentation
+        for name, size in self.train.model_dump(include={"global_batch_size", "micro_batch_size"}).items():
+            if size is not None and size % views:
+                raise ValueError(f"train.{name}={size} is not a whole number of data.repeated_augmentation={views}")
+        return self
+
     def with_absolute_paths(self) -> Recipe:
-        """The same, readable from any folder: `root` and `manifest` of data and eval made absolute."""
+        """The same, readable from any folder: the paths of data and eval made absolute."""
         changed = {}
         for name in ("data", "eval"):
             section: DataSection | EvalSection = getattr(self, name)
@@ -238,7 +285,10 @@ class Recipe(_Section):
             paths = (manifest,) if isinstance(manifest, str) else manifest
             absolute = None if paths is None else tuple(_absolute(path) for path in paths)
             root = None if section.root is None else _absolute(section.root)
-            changed[name] = section.model_copy(update={"manifest": absolute, "root": root})
+            update: dict[str, Any] = {"manifest": absolute, "root": root}
+            if isinstance(section.options.get("class_names"), str):
+                update["class_names"] = _absolute(section.options["class_names"])
+            changed[name] = section.model_copy(update=update)
         return self.model_copy(update=changed)
 
     def to_yaml(self) -> str:

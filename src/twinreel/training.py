@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from twinreel.assembly import pick_device, training_notes
 from twinreel.audit import check_equal_weights, check_same_run, check_shares, non_finite_error
@@ -24,7 +25,9 @@ from twinreel.checkpoint import (
 )
 from twinreel.data.clip import Batch, Fault
 from twinreel.data.dataset import ClipDataset
+from twinreel.data.device_feed import feed_device
 from twinreel.data.loader import FaultLog, load_batches, readers_watched
+from twinreel.data.read_ahead import ReadAhead, clip_bytes, plan_ahead
 from twinreel.distributed import (
     alike,
     exchange,
@@ -36,7 +39,7 @@ from twinreel.distributed import (
     world,
 )
 from twinreel.errors import TwinreelError
-from twinreel.evaluation import Report, evaluate_retrieval
+from twinreel.evaluation import Report, evaluate_retrieval, evaluation_ahead, view_rules
 from twinreel.gradients import StepResult, clip_gradient, global_gradient
 from twinreel.guards import Signals, half_on_cpu, out_of_memory_ladder, repeatable_kernels, watched_signals
 from twinreel.log import Meter, RunLog, format_seconds
@@ -90,6 +93,8 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
             check_same_run(recipe, device)
         checkpoint, warnings = on_main(lambda: _open(run, recipe, resume, held))
         parts = build_parts(recipe, device, checkpoint)
+        with together():
+            ahead = _plan_ahead(recipe, parts)
         state, changes = restore(recipe, parts, checkpoint)
         if checkpoint is not None and (moved := on_main(lambda: set_aside(run, checkpoint))):
             changes += [f"going on from {checkpoint.name}: {', '.join(moved)} moved to checkpoints/aside_..."]
@@ -114,7 +119,7 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
         if state.step >= parts.total_steps:
             log.say(f"{run} is finished ({state.step} of {parts.total_steps} steps): nothing to do")
             return TrainResult(folder=run, steps=state.step, total_steps=parts.total_steps, report=report)
-        _say_what_will_happen(recipe, parts, state, log)
+        _say_what_will_happen(recipe, parts, state, ahead, log)
         log.record("start", state.step, _layout(recipe, parts))
         faults = FaultLog(folder and folder / "faults.jsonl", recipe.data.max_faults, len(parts.rows), state.faults)
         loader = load_batches(
@@ -122,9 +127,10 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
             parts.plan.micro_batches(state.step, parts.total_steps, parts.shares, world().rank),
             num_workers=recipe.data.num_workers,
             worker_start=recipe.data.worker_start,
+            ahead=ahead.batches,
             pin_memory=device.type == "cuda",
         )
-        batches = held.enter_context(closing(loader))
+        batches = held.enter_context(closing(feed_device(loader, device, parts.shares.num_micro_batches)))
         meter = Meter(device, state.meter)
         monitor = _monitor(recipe, parts, log)
         saved, first_step = checkpoint, state.step
@@ -210,7 +216,17 @@ def _save(run: Path, recipe: Recipe, parts: Parts, state: State) -> Path:
     return on_main(write)
 
 
-def _say_what_will_happen(recipe: Recipe, parts: Parts, state: State, log: RunLog) -> None:
+def _plan_ahead(recipe: Recipe, parts: Parts) -> ReadAhead:
+    """How far the readers run ahead of the loop, which holds the micro-batches of a step, a GPU one more."""
+    preprocessing: Any = parts.model.preprocessing
+    held = parts.shares.num_micro_batches + (parts.device.type == "cuda")
+    workers = recipe.data.num_workers
+    if parts.eval_rows:  # what cannot be evaluated at the end is refused now
+        evaluation_ahead(view_rules(preprocessing, recipe.eval), recipe.eval.batch_size, workers)
+    return plan_ahead(clip_bytes(preprocessing), parts.shares.largest, num_workers=workers, held=held)
+
+
+def _say_what_will_happen(recipe: Recipe, parts: Parts, state: State, ahead: ReadAhead, log: RunLog) -> None:
     for note in training_notes(recipe):
         log.say(note)
     if half_on_cpu(recipe, parts.device):
@@ -218,6 +234,10 @@ def _say_what_will_happen(recipe: Recipe, parts: Parts, state: State, log: RunLo
     for fault in parts.caption_faults[:5]:
         log.warn(f"not in the vocabulary, and a fault when it is drawn: {fault.reason}")
     log.say(start_line(recipe, parts, state.step))
+    if said := ahead.line():
+        log.say(said)
+    if short := ahead.warning():
+        log.warn(short)
     negatives = num_negatives(recipe, parts)
     if negatives < FEW_NEGATIVES and parts.task.drawn_negatives is None:
         split = parts.shares.num_micro_batches > 1 and not recipe.train.cached_negatives

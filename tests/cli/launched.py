@@ -227,7 +227,7 @@ def records(run: Path, kind: str) -> list[dict[str, Any]]:
     """The lines of this kind in metrics.jsonl, but for what depends on the clock."""
     path = run / "metrics.jsonl"
     lines = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
-    noisy = {"clips_per_second", "waiting_share", "memory_gb"}
+    noisy = {"clips_per_second", "step_seconds", "data_seconds", "waiting_share", "memory_gb"}
     return [{key: line[key] for key in line.keys() - noisy} for line in lines if line["kind"] == kind]
 
 

@@ -53,7 +53,7 @@ def same_runs(one, other):
 
 
 def metrics(run):
-    noisy = {"clips_per_second", "waiting_share", "memory_gb"}
+    noisy = {"clips_per_second", "step_seconds", "data_seconds", "waiting_share", "memory_gb"}
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [
         {key: value for key, value in record.items() if key not in noisy}

@@ -230,7 +230,7 @@ def remembered(folder, cases):
 
 def train_lines(run):
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    noisy = {"clips_per_second", "waiting_share", "memory_gb"}
+    noisy = {"clips_per_second", "step_seconds", "data_seconds", "waiting_share", "memory_gb"}
     return [{key: line[key] for key in line.keys() - noisy} for line in lines if line["kind"] == "train"]
 
 

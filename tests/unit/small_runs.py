@@ -76,7 +76,7 @@ def assert_same(one, other):
 def records(run, kind="train"):
     """The lines of metrics.jsonl but for what depends on the clock and the machine."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    noisy = ("clips_per_second", "waiting_share", "memory_gb")
+    noisy = ("clips_per_second", "step_seconds", "data_seconds", "waiting_share", "memory_gb")
     return [
         {key: value for key, value in json.loads(line).items() if key not in noisy}
         for line in lines

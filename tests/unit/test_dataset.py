@@ -3,7 +3,7 @@
 import collections
 import contextlib
 import json
-import multiprocessing
+import multiprocessing.forkserver
 import os
 import re
 import signal
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from twinreel.data import dataset as dataset_module
 from twinreel.data import loader
 from twinreel.data.clip import Caption, Clip, Fault, Sample
 from twinreel.data.dataset import (
@@ -25,7 +26,9 @@ from twinreel.data.dataset import (
     read_training_sample,
 )
 from twinreel.data.loader import FaultLog, collate, load_batches, refuse_missing_files
-from twinreel.errors import DataError, TrainingError
+from twinreel.data.plan import Plan, Shares
+from twinreel.data.storage import open_video
+from twinreel.errors import ConfigError, DataError, TrainingError
 from twinreel.models.preprocessing import Preprocessing
 from videos import frame_numbers, make_video
 
@@ -241,7 +244,6 @@ def stuck_reader(row, epoch):
     return Sample(id=row.id, frames=torch.zeros(1, 2, 2, 3, dtype=torch.uint8), pts_seconds=torch.zeros(1))
 
 
-@pytest.mark.slow
 def slow_to_begin(parent, worker):
     time.sleep(1.5)
     START_WORKER(parent, worker)
@@ -251,6 +253,8 @@ def slow_to_begin(parent, worker):
 def test_a_signal_to_all_does_not_end_a_reader_that_has_not_begun(video, start, monkeypatch):
     """A service manager signals the whole group; a reader may still be importing."""
     monkeypatch.setattr(loader, "_start_worker", slow_to_begin)
+    if start == "forkserver":
+        multiprocessing.forkserver._forkserver._stop()  # one that another test has started answers to signals
     others = multiprocessing.active_children()
     sent = []
 
@@ -271,6 +275,7 @@ def test_a_signal_to_all_does_not_end_a_reader_that_has_not_begun(video, start, 
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM, signal.SIGINT}
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_stuck_does_not_hold_the_exit():
     rows = [Clip(id=str(i), video="x") for i in range(8)]
     batches = load_batches(ClipDataset(rows, stuck_reader), [[(0, i)] for i in range(8)], num_workers=2)
@@ -278,3 +283,195 @@ def test_a_reader_that_is_stuck_does_not_hold_the_exit():
         next(batches)
         raise ValueError("boom")
     assert not multiprocessing.active_children()
+
+
+# ---- frames of the file, several crops, several views of one decode
+
+STRIDED = Preprocessing(num_frames=4, frame_stride=6, crop_size=48)
+
+
+@pytest.mark.parametrize("start", ["random", "center", "start"])
+def test_a_strided_clip_has_every_nth_frame_of_the_file(video, start):  # B041
+    firsts = set()
+    for epoch in range(40):
+        sample = read_training_sample(row(video), epoch, rules(preprocessing=STRIDED, clip_start=start))
+        numbers = frame_numbers(sample.frames)
+        assert np.diff(numbers).tolist() == [6, 6, 6] and sample.repeated_frames == 0
+        assert [round(float(t) * 10) for t in sample.pts_seconds] == numbers
+        firsts.add(numbers[0])
+    last = 59 - 18
+    expected = {"start": {0}, "center": {last // 2}}
+    assert firsts == expected[start] if start in expected else len(firsts) > 15 and max(firsts) <= last
+
+
+def test_a_strided_clip_lies_in_its_caption_window(video):
+    for epoch in range(30):
+        one = row(video, captions=track(("x", 2.0, 5.0)))
+        numbers = frame_numbers(read_training_sample(one, epoch, rules(preprocessing=STRIDED)).frames)
+        assert 20 <= numbers[0] and numbers[-1] < 50
+
+
+def test_a_strided_clip_of_a_variable_rate_counts_frames_not_seconds(tmp_path):
+    times = [0.0, 0.1, 0.2, 1.7, 1.8, 1.9, 2.5, 2.6, 2.7, 2.8]
+    path = make_video(tmp_path / "vfr.mp4", num_frames=10, pts_seconds=times, size=(48, 48))
+    sample = ViewRules(preprocessing=STRIDED.replace(frame_stride=2), num_clips=2)(row(str(path)), 0)
+    assert [frame_numbers(clip) for clip in sample.frames] == [[0, 2, 4, 6], [3, 5, 7, 9]]
+    assert sample.pts_seconds[0].tolist() == pytest.approx([0.0, 0.2, 1.8, 2.5])
+
+
+@pytest.mark.parametrize(("num_frames", "stride", "shown"), [(16, 4, 3), (32, 2, 5)])
+def test_a_strided_clip_longer_than_the_video_holds_its_last_frame_and_is_counted(  # B025
+    tmp_path, num_frames, stride, shown
+):
+    path = str(make_video(tmp_path / "short9.mp4", num_frames=9, frame_rate=30, size=(48, 48)))
+    prep = Preprocessing(num_frames=num_frames, frame_stride=stride, crop_size=48)
+    for sample in (
+        read_training_sample(row(path), 3, rules(preprocessing=prep)),
+        ViewRules(preprocessing=prep, num_clips=1)(row(path), 0),
+    ):
+        numbers = frame_numbers(sample.frames.reshape(num_frames, 48, 48, 3))
+        assert numbers[:shown] == list(range(0, 9, stride)) and set(numbers[shown:]) == {8}
+        assert sample.repeated_frames == num_frames - shown
+
+
+def test_strided_views_reach_the_first_frame_and_the_last(video):  # B045
+    sample = ViewRules(preprocessing=STRIDED, num_clips=5)(row(video), 0)
+    firsts = [frame_numbers(clip)[0] for clip in sample.frames]
+    assert firsts[0] == 0 and len(set(firsts)) == 5 and frame_numbers(sample.frames[-1])[-1] == 59
+    [one] = ViewRules(preprocessing=STRIDED, num_clips=1)(row(video), 0).frames
+    assert frame_numbers(one) == [20, 26, 32, 38]
+    inside = ViewRules(preprocessing=STRIDED, num_clips=2)(row(video, start_seconds=1.0, end_seconds=4.0), 0)
+    assert [frame_numbers(clip)[0] for clip in inside.frames] == [10, 21]
+
+
+def test_read_clip_of_a_strided_model(video):
+    clip = read_clip(video, STRIDED, start_seconds=3.0)
+    assert frame_numbers(STRIDED.to_pixels(clip[None])[0]) == [30, 36, 42, 48]
+    assert frame_numbers(STRIDED.to_pixels(read_clip(video, STRIDED)[None])[0]) == [20, 26, 32, 38]
+
+
+def test_one_random_frame_a_segment_in_training_and_its_middle_in_evaluation(video):
+    drawn = [read_training_sample(row(video), epoch, rules(clip_start="segments")) for epoch in range(60)]
+    numbers = np.array([frame_numbers(sample.frames) for sample in drawn])
+    assert (numbers // 15 == [0, 1, 2, 3]).all() and len({tuple(clip) for clip in numbers.tolist()}) > 50
+    [middle] = ViewRules(preprocessing=PREP, num_clips=7, windows="whole")(row(video), 0).frames
+    assert frame_numbers(middle) == [7, 22, 37, 52]
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """60 numbered frames, 96 x 48: a crop that is not the whole frame shows other pixels."""
+    return str(make_video(tmp_path_factory.mktemp("wide") / "wide.mp4", num_frames=60, size=(96, 48)))
+
+
+def test_three_crops_are_parts_of_the_same_frames(wide):
+    one = row(wide)
+    sample = ViewRules(preprocessing=PREP, num_clips=2, num_crops=3)(one, 0)
+    assert sample.frames.shape == (6, 4, 48, 48, 3) and sample.pts_seconds.shape == (6, 4)
+    single = ViewRules(preprocessing=PREP, num_clips=2)(one, 0)
+    with open_video(wide) as reader:
+        for clip in range(2):
+            whole = reader.frames_at(single.pts_seconds[clip].tolist()).data
+            for crop, left in enumerate((0, 24, 48)):
+                view = 3 * clip + crop
+                assert torch.equal(sample.frames[view], whole[:, :, left : left + 48])
+                assert torch.equal(sample.pts_seconds[view], single.pts_seconds[clip])
+            assert torch.equal(single.frames[clip], sample.frames[3 * clip + 1])
+
+
+def test_whole_frames_are_padded_in_training_and_evaluation(wide):
+    prep = PREP.replace(fit="pad")
+    trained = read_training_sample(row(wide), 0, rules(preprocessing=prep, crop="pad", clip_start="start"))
+    [judged] = ViewRules(preprocessing=prep, num_clips=1)(row(wide, end_seconds=0.8), 0).frames
+    assert torch.equal(trained.frames, judged) and judged.shape == (4, 48, 48, 3)
+    assert not judged[:, 24:].any() and frame_numbers(judged[:, :24]) == [0, 2, 4, 6]
+    clip = read_clip(wide, prep, start_seconds=0.0)
+    assert torch.equal(prep.to_pixels(clip[None])[0], judged)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: rules(crop="pad"), "data.crop=pad with model.preprocessing.fit=crop"),
+        (lambda: rules(preprocessing=PREP.replace(fit="pad")), "data.crop=random with model.preprocessing.fit=pad"),
+        (lambda: ViewRules(preprocessing=PREP.replace(fit="pad"), num_clips=1, num_crops=3), "eval.num_crops=3"),
+        (lambda: ViewRules(preprocessing=STRIDED, num_clips=1, windows="clipbert"), "counts in seconds"),
+    ],
+)
+def test_rules_that_do_not_go_with_the_model_are_refused(make, words):
+    with pytest.raises(ConfigError, match=words):
+        make()
+
+
+def views_rules(number, **values):
+    prep = PREP.replace(crop_size=32)
+    return rules(**({"preprocessing": prep, "flip": 0.5, "views_per_decode": number} | values))
+
+
+def test_the_views_of_a_row_are_one_decode_cropped_and_mirrored_anew(wide, monkeypatch):
+    opened = []
+    monkeypatch.setattr(dataset_module, "open_video", lambda path: opened.append(path) or open_video(path))
+    dataset = ClipDataset([row(wide, id=str(i), captions=NARRATION) for i in range(6)], views_rules(4))
+    for index in range(6):
+        views = dataset[(2, index)]
+        assert len(views) == 4 and len(opened) == index + 1
+        assert len({view.frames.numpy().tobytes() for view in views}) > 1
+        for view in views[1:]:
+            assert view.id == str(index) and torch.equal(view.pts_seconds, views[0].pts_seconds)
+            assert view.captions == views[0].captions and view.caption_mask == views[0].caption_mask
+    flips = [view.flip for index in range(6) for view in dataset[(2, index)]]
+    assert 0 < sum(flips) < 24
+
+
+def test_the_first_view_is_what_one_alone_would_be_and_more_change_none(wide):
+    one = row(wide, captions=NARRATION)
+    alone, two, four = (ClipDataset([one], views_rules(number))[(5, 0)] for number in (1, 2, 4))
+    for view, same in zip([alone, *four[:2]], [two[0], *two], strict=True):
+        assert torch.equal(view.frames, same.frames) and view.flip == same.flip and view.captions == same.captions
+
+
+def test_views_are_in_the_batch_side_by_side_whatever_the_readers(wide):
+    dataset = ClipDataset([row(wide, id=str(i)) for i in range(6)], views_rules(2, crop="resized"))
+    plan = Plan(num_rows=6, seed=0, global_batch_size=4, views_per_row=2)
+    shares = Shares.cut(4, 2, 2, views_per_row=2)
+    whole = list(load_batches(dataset, plan.micro_batches(0, 3, Shares.cut(4, views_per_row=2)), num_workers=0))
+    assert [batch.ids for batch in whole] == [[dataset.rows[at].id for _, at in plan.batch(step)] for step in range(3)]
+    readers = [list(load_batches(dataset, plan.micro_batches(0, 3, shares, p), num_workers=2 * p)) for p in range(2)]
+    for step in range(3):
+        pieces = [readers[process][step] for process in range(2)]
+        assert torch.equal(whole[step].frames, torch.cat([piece.frames for piece in pieces]))
+        assert torch.equal(whole[step].flip, torch.cat([piece.flip for piece in pieces]))
+        assert [batch_id for piece in pieces for batch_id in piece.ids] == whole[step].ids
+
+
+def test_a_row_that_cannot_be_read_is_masked_in_all_its_views(wide, tmp_path):
+    rows = [row(wide), row(str(tmp_path / "none.mp4"), id="b")]
+    [batch] = load_batches(ClipDataset(rows, views_rules(3)), [[(0, 0), (0, 1)]], num_workers=0)
+    assert batch.valid.tolist() == [True] * 3 + [False] * 3 and batch.frames.shape == (6, 4, 32, 32, 3)
+    assert [fault.id for fault in batch.faults] == ["b"] * 3 and not batch.caption_mask[3:].any()
+
+
+def test_a_mirrored_clip_gets_the_label_of_its_mirror_image(video):
+    pairs = {"left": "right", "wave": None}
+    seen = set()
+    for label in ("left", "right", "wave", "run"):
+        for epoch in range(12):
+            drawn = rules(num_candidates=0, flip=0.5, flip_labels=pairs)
+            sample = read_training_sample(row(video, labels=(label,), captions=()), epoch, drawn)
+            seen.add((label, sample.flip, *sample.labels))
+            assert sample.captions == [] and sample.caption_mask == []
+    assert seen == {
+        ("left", False, "left"), ("left", True, "right"), ("right", False, "right"), ("right", True, "left"),
+        ("wave", False, "wave"), ("run", False, "run"), ("run", True, "run"),
+    }  # fmt: skip
+    flips = [
+        read_training_sample(row(video, labels=("left",)), epoch, rules(flip=1.0, flip_labels=pairs)).flip
+        for epoch in range(5)
+    ]
+    assert not any(flips)  # its caption would go on saying left
+
+
+def test_samples_without_captions_make_a_batch(video):
+    dataset = ClipDataset([row(video, captions=()), row(video, id="b", captions=())], rules(num_candidates=0))
+    [batch] = load_batches(dataset, [[(0, 0), (0, 1)]], num_workers=0)
+    assert batch.valid.tolist() == [True, True] and batch.caption_mask.shape == (2, 0)

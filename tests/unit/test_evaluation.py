@@ -5,8 +5,10 @@ import torch
 from torch import nn
 
 from twinreel import losses
+from twinreel.data.choosing import evaluation_times
 from twinreel.data.clip import Caption, Clip
 from twinreel.data.dataset import ViewRules
+from twinreel.data.storage import open_video
 from twinreel.errors import DataError
 from twinreel.evaluation import build_gallery, embed_videos, evaluate_retrieval
 from twinreel.models.preprocessing import Preprocessing
@@ -189,7 +191,7 @@ def test_the_validation_loss_is_the_loss_of_the_embeddings(grey):
 
 
 def test_founding_windows(grey):
-    rules = ViewRules(
-        preprocessing=Preprocessing(num_frames=16, frame_rate=5.0, crop_size=16), num_clips=4, windows="milnce"
-    )
-    assert rules.starts(47, 60) == pytest.approx([47.0, 50.13333333333333, 53.266666666666666, 56.4])
+    preprocessing = Preprocessing(num_frames=16, frame_rate=5.0, crop_size=16)
+    with open_video(rows(grey)[0].video) as reader:
+        clips = evaluation_times(reader, 47, 60, preprocessing, 4, "milnce").clips
+    assert [clip[0] for clip in clips] == pytest.approx([47.0, 50.13333333333333, 53.266666666666666, 56.4])

@@ -14,7 +14,7 @@ SOURCE = Path(twinreel.__file__).parent
 
 # The order of the house: a room imports from its own and from earlier rooms only.
 ROOMS = [
-    {"errors"},
+    {"errors", "knobs"},
     {"config", "text"},
     {"losses", "metrics", "models"},
     {"data"},
@@ -28,8 +28,8 @@ ROOMS = [
     {"audit"},
     {"training"},
     {"agreement", "demo", "replay", "trial"},
-    {"check"},
-    {"cli_data"},
+    {"bench", "check"},
+    {"cli_bench", "cli_data"},
     {"cli"},
     {"__main__"},
 ]

@@ -213,6 +213,7 @@ def test_the_meter_divides_by_what_really_passed():
     assert values["loss"] == 3.0 and values["gradient_norm"] == 2.0 and values["learning_rate"] == 0.25
     assert values["clips_per_second"] == pytest.approx(18 / 8)
     assert values["waiting_share"] == pytest.approx(2 / 6)  # of the computing time, not of the whole
+    assert (values["step_seconds"], values["data_seconds"]) == pytest.approx((8 / 3, 2 / 3))  # B088
     assert values["masked_captions"] == pytest.approx(3 / 36)
     assert values["memory_gb"] > 0
     meter.add(1.0, 5.0, clips=2, captions=4, masked=0, waited=0.0, seconds=1.0)

@@ -125,8 +125,9 @@ class Killing(DropoutTowers):
     def encode_video(self, video):
         self.steps += self.training
         if Killing.armed and self.training and self.steps == 3:
-            for reader in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-                os.kill(int(reader), signal.SIGKILL)
+            for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+                if b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes():  # Python's own helper
+                    os.kill(int(child), signal.SIGKILL)
             time.sleep(10)  # torch's handler of the child's end raises here
         return super().encode_video(video)
 

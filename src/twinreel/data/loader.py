@@ -6,7 +6,9 @@ reason in `faults.jsonl`; a run with too many of them stops.
 
 from __future__ import annotations
 
+import copy
 import ctypes
+import gc
 import json
 import multiprocessing
 import os
@@ -14,22 +16,27 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch.utils.data import DataLoader
+from torch import Tensor
+from torch.utils.data import DataLoader, default_collate
 
 from twinreel.data.captions import missing_caption_files
 from twinreel.data.clip import Batch, Clip, Fault, Sample
 from twinreel.data.dataset import ClipDataset
 from twinreel.data.manifest import missing_videos
+from twinreel.data.read_ahead import USUALLY_AHEAD
+from twinreel.data.shared_rows import SharedRows
 from twinreel.errors import DataError, TrainingError
 
 __all__ = ["FaultLog", "WorkerStart", "collate", "load_batches", "readers_watched", "refuse_missing_files"]
@@ -41,13 +48,14 @@ RUN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # 
 WorkerStart: TypeAlias = Literal["auto", "fork", "spawn", "forkserver"]
 
 
-def collate(samples: Sequence[Sample]) -> Batch:
-    """Samples side by side, order kept."""
+def collate(items: Sequence[Sample | list[Sample]]) -> Batch:
+    """Samples side by side, order kept; several views of a row, which come as a list, too."""
+    samples = [sample for item in items for sample in (item if isinstance(item, list) else [item])]
     captions = [sample.captions for sample in samples]
     mask = torch.tensor([sample.caption_mask for sample in samples], dtype=torch.bool)
     return Batch(
         ids=[sample.id for sample in samples],
-        frames=torch.stack([sample.frames for sample in samples]),
+        frames=default_collate([sample.frames for sample in samples]),
         pts_seconds=torch.stack([sample.pts_seconds for sample in samples]),
         flip=torch.tensor([sample.flip for sample in samples]),
         valid=torch.tensor([sample.fault is None for sample in samples]),
@@ -59,12 +67,30 @@ def collate(samples: Sequence[Sample]) -> Batch:
     )
 
 
+def _reduce_batch(batch: Batch) -> tuple[Any, ...]:
+    """A batch on its way from a reader: its frames stay where they are, the small tensors travel as values.
+
+    A shared tensor costs a file descriptor and a message, of which a batch would take five.
+    """
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    small = {name: value for name, value in values.items() if isinstance(value, Tensor) and name != "frames"}
+    return _rebuild_batch, (values | {name: value.numpy() for name, value in small.items()}, tuple(small))
+
+
+def _rebuild_batch(values: dict[str, Any], small: tuple[str, ...]) -> Batch:
+    return Batch(**values | {name: torch.from_numpy(values[name]) for name in small})
+
+
+ForkingPickler.register(Batch, _reduce_batch)
+
+
 def load_batches(
     dataset: ClipDataset,
     keys: Iterable[list[tuple[int, int]]],
     *,
     num_workers: int,
     worker_start: WorkerStart = "auto",
+    ahead: int = USUALLY_AHEAD,
     pin_memory: bool = False,
 ) -> Generator[Batch, None, None]:
     """Batches in the order of `keys`, whatever the number of workers; `wait_seconds` is set on each.
@@ -77,25 +103,29 @@ def load_batches(
         num_workers: reader processes; 0 reads in this one.
         worker_start: how they are started; `auto` = fork, but forkserver where several processes train: a fork while
             gloo's threads run can leave the reader hanging (cpython issue 112275, Python before 3.11.10).
+        ahead: batches that each reader may be ahead, at least 1 (`read_ahead.plan_ahead`); changes no batch.
         pin_memory: page-locked batches, for a GPU.
     """
     options: dict[str, Any] = {}
     if num_workers:
+        dataset = copy.copy(dataset)
+        dataset.rows = SharedRows(dataset.rows)
         start = _chosen(worker_start)
         options = {
             "multiprocessing_context": start,
-            "prefetch_factor": 4,
+            "prefetch_factor": ahead,
             "worker_init_fn": partial(_start_worker, None if start == "forkserver" else os.getpid()),
         }
-    loader = DataLoader(
-        dataset,
-        batch_sampler=_Keys(keys),
-        collate_fn=collate,
-        num_workers=num_workers,
-        pin_memory=pin_memory,
-        **options,
-    )
-    with _signals_held():
+    with warnings.catch_warnings(), _signals_held():
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # more than cores: the run says so itself
+        loader = DataLoader(
+            dataset,
+            batch_sampler=_Keys(keys),
+            collate_fn=collate,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            **options,
+        )
         iterator = iter(loader)
     try:
         while True:
@@ -141,12 +171,12 @@ def readers_watched() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not str(error).startswith("DataLoader worker"):
+        if not (str(error).startswith("DataLoader worker") or "unable to allocate shared memory" in str(error)):
             raise
         raise TrainingError(
-            f"a reader process ended: {error}. Most often memory is short (see the system log for an out-of-memory "
-            "kill), or /dev/shm is full: lower data.num_workers, or make clips smaller. The last checkpoint is intact: "
-            "go on with --resume."
+            f"a reader process ended: {str(error).strip().splitlines()[-1]}. Most often memory is short (see the "
+            "system log for an out-of-memory kill), or /dev/shm is full (docker: --shm-size=8g): lower "
+            "data.num_workers, or make clips or batches smaller. The last checkpoint is intact: go on with --resume."
         ) from error
 
 
@@ -173,6 +203,7 @@ class _Keys:
 
 def _start_worker(parent: int | None, worker: int) -> None:
     """What a reader does first; `parent` is who started it, None if a fork server did, for a run that it belongs to."""
+    gc.freeze()  # a collection that looks at what was inherited would copy all of it
     torch.set_num_threads(1)  # decoding scales by processes; threads of threads only fight
     if parent is not None and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no reader outlives a run that is killed
