@@ -4,30 +4,31 @@ Time is float seconds from the first shown frame. A frame is on show from its pr
 the last one until its own duration ends. Frames are found by presentation time, never by `time x frame rate`, and a
 random access gives the same pixels as decoding from the beginning. A damaged stretch is refused, not concealed.
 
-This file and its lower half, `frame_stream.py`, are the only room that touches a decoder (PyAV).
+This file and its lower half (`frame_stream.py`, `planned.py` and the `file_` files) are the only room that touches a
+decoder (PyAV). docs/reading.md says what becomes of each kind of file.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from av.sidedata.sidedata import SideDataContainer
-from av.sidedata.sidedata import Type as SideDataType
-from av.video.frame import VideoFrame
-from av.video.reformatter import Interpolation, VideoReformatter
 from torch import Tensor
 
-from twinreel.data.frame_stream import FAILURES, FrameStream, Shown, failure_text
-from twinreel.data.transforms import Cut, cut_frames
+from twinreel.data.file_damage import DamagedError, Lost, damage_error, loss_text
+from twinreel.data.file_source import VideoSource
+from twinreel.data.file_times import compare_header
+from twinreel.data.frame_stream import FrameStream, Shown
+from twinreel.data.pictures import Gathered, Pictures
+from twinreel.data.planned import Answer, NotPlain, PlannedReader
+from twinreel.data.transforms import Cut
 from twinreel.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -35,12 +36,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Frames", "VideoInfo", "VideoReader", "probe", "read_frames"]
 
+# A key frame behind damage is sought; and where H.264 frames refer to before their key frame, the one before it.
+_WAYS_AROUND_DAMAGE = 2
+
 
 @dataclass(frozen=True, slots=True)
 class VideoInfo:
     """What a file holds. `height` and `width` are as shown; `rotation` (degrees counterclockwise) is applied already.
 
     `frame_rate` is the average in Hz, 0 where it is not known. It informs; frames are found by their times.
+    `num_frames` is counted by `probe`, where the packets of the file tell it without decoding.
     """
 
     path: str
@@ -51,49 +56,59 @@ class VideoInfo:
     codec: str
     rotation: int
     warnings: tuple[str, ...] = ()
+    num_frames: int | None = None
 
 
 @dataclass(slots=True)
 class Frames:
     """Chosen frames: `data` uint8 (T, H, W, 3) RGB as shown, `pts_seconds` float64 (T,) from the first shown frame.
 
-    `num_held` counts the frames that repeat the last one because the video had ended.
+    `num_held` counts the frames that repeat the last one because the video had ended, `num_missing` those that were
+    asked for and are lost by damage (only with `allow_partial`; of a window about as many, 0 if that is not known).
     """
 
     data: Tensor
     pts_seconds: Tensor
     warnings: tuple[str, ...] = ()
     num_held: int = 0
+    num_missing: int = 0
 
 
-def probe(source: str | os.PathLike[str]) -> VideoInfo:
+def probe(source: VideoSource) -> VideoInfo:
     """What the file holds; DataError naming the path and what the file is if no frame of it can be read.
 
-    Only the beginning and, where the header gives no reliable duration, the end are looked at: damage in between is
-    found by reading.
+    Count, rate and duration are those of the packets, with a warning where the header says otherwise or nothing. Only
+    the first frame is decoded: damage is found by reading.
     """
     with VideoReader(source) as reader:
+        info = reader.info
+        num_frames, frame_rate, warnings = compare_header(reader._stream)
         if missing := reader.missing_bytes:
-            cut = f"the file is cut short: {missing} bytes are missing"
-            return dataclasses.replace(reader.info, warnings=(*reader.info.warnings, cut))
-        return reader.info
+            warnings.append(f"the file is cut short: {missing} bytes are missing")
+        warnings = [*info.warnings, *warnings]
+        return dataclasses.replace(info, num_frames=num_frames, frame_rate=frame_rate, warnings=tuple(warnings))
 
 
 def read_frames(
-    source: str | os.PathLike[str],
+    source: VideoSource,
     *,
     start_seconds: float | None = None,
     end_seconds: float | None = None,
     at: Sequence[float] | None = None,
+    allow_partial: bool = False,
 ) -> Frames:
     """The frames of a window of the file, of the whole file, or those on show `at` some times.
 
-    `VideoReader.frames_between` and `VideoReader.frames_at` say what exactly is chosen and what is refused.
+    `source` is a path, the bytes of a file, or a seekable file object opened in binary mode. With `allow_partial` what
+    is readable of a damaged file is taken, with a warning that says what is lost. `VideoReader.frames_between` and
+    `VideoReader.frames_at` say what exactly is chosen and what is refused.
     """
     if at is not None and (start_seconds is not None or end_seconds is not None):
         raise ConfigError("read_frames: give either a window (start_seconds, end_seconds) or times (at), not both")
     with VideoReader(source) as reader:
-        return reader.frames_between(start_seconds, end_seconds) if at is None else reader.frames_at(at)
+        if at is None:
+            return reader.frames_between(start_seconds, end_seconds, allow_partial=allow_partial)
+        return reader.frames_at(at, allow_partial=allow_partial)
 
 
 class VideoReader:
@@ -104,14 +119,14 @@ class VideoReader:
     it where it is used.
     """
 
-    def __init__(self, source: str | os.PathLike[str]) -> None:
-        self.path = os.fsdecode(source)
-        self._stream = FrameStream(self.path)
-        self._reformatter = VideoReformatter()
+    def __init__(self, source: VideoSource) -> None:
+        """Open a path, the bytes of a file, or a seekable binary file object (which stays open after `close`)."""
+        self._stream = FrameStream(source)
+        self.path = self._stream.path
+        self._plan: PlannedReader | None = None
+        self._answered_until = math.inf  # the latest time of the call before
         self._stand_on(self._stream.first)
-        frame = self._stream.first.frame
-        self._size = (frame.width, frame.height)
-        self._transposed, self._flips = _orientation(frame)
+        self._pictures = Pictures(self.path, self._stream.first.frame, self._stream.warnings)
 
     def __enter__(self) -> VideoReader:
         return self
@@ -124,6 +139,11 @@ class VideoReader:
     def close(self) -> None:
         """Close the file. Frames given out stay valid."""
         self._stream.close()
+
+    @property
+    def tolerance(self) -> float:
+        """By how many seconds a time may miss the frame that is meant."""
+        return self._stream.tolerance
 
     @property
     def missing_bytes(self) -> int:
@@ -139,48 +159,112 @@ class VideoReader:
         ratio = stream.video.sample_aspect_ratio
         if ratio and ratio != 1:
             warnings.append(f"pixels are not square ({ratio}): reported, not applied")
-        width, height = self._size[::-1] if self._transposed else self._size
         codec, rotation = stream.video.codec_context.codec.canonical_name, stream.first.frame.rotation % 360
-        return VideoInfo(self.path, duration, stream.rate, height, width, codec, rotation, tuple(warnings))
+        return VideoInfo(
+            self.path,
+            duration,
+            stream.rate,
+            self._pictures.height,
+            self._pictures.width,
+            codec,
+            rotation,
+            tuple(warnings),
+        )
 
-    def frames_at(self, times: Sequence[float], *, hold_last: bool = False, cut: Cut | None = None) -> Frames:
+    def frames_at(
+        self,
+        times: Sequence[float],
+        *,
+        hold_last: bool = False,
+        cut: Cut | None = None,
+        allow_partial: bool = False,
+    ) -> Frames:
         """The frame on show at each of `times` (seconds, in any order); one frame may answer several times.
 
         With `cut`, that part of each frame, scaled: `data` is then (T, cut.size, cut.size, 3).
 
         With `hold_last` a time after the end gives the last frame, counted in `num_held`, as long as the earliest
-        time lies within the video. DataError for any other time outside it, and where the file is damaged.
+        time lies within the video. DataError for any other time outside it, and where the file is damaged; with
+        `allow_partial` the times at which frames are lost are left out instead, counted in `num_missing`, with a
+        warning (DataError if none is left).
         """
         wanted = [float(time) for time in times]
         if not wanted or not all(map(math.isfinite, wanted)):
             raise DataError(f"{self.path}: frames wanted at {wanted}; give at least one time, all of them finite")
         order = sorted(range(len(wanted)), key=wanted.__getitem__)
-        pts_seconds = [0.0] * len(wanted)
+        pts_seconds = [math.nan] * len(wanted)
         num_held = 0
-        data, rows = torch.empty(0), np.empty(0, np.uint8)  # made when the first picture gives its size
-        shown, row = None, -1
-        for index in order:
-            num_held += self._go_to(wanted[index], hold=hold_last and index != order[0])
-            if self._current is shown:
-                rows[index] = rows[row]
-            else:
-                picture = self._picture(self._current.frame)
-                if shown is None:
-                    data = torch.empty((len(wanted), *picture.shape), dtype=torch.uint8)
-                    rows = data.numpy()
-                rows[index] = picture
-                shown, row = self._current, index
-            pts_seconds[index] = self._current.pts_seconds
-        if cut is not None:
-            data = cut_frames(data, cut)
-        return Frames(data, torch.tensor(pts_seconds, dtype=torch.float64), tuple(self._stream.warnings), num_held)
+        losses: list[Lost] = []
+        gathered = Gathered(len(wanted), cut)
+        for answer in self._answers([wanted[index] for index in order], hold_last, losses, allow_partial):
+            rows = [order[position] for position in answer.positions]
+            gathered.add(self._pictures.rgb(answer.frame), rows)
+            for row in rows:
+                pts_seconds[row] = answer.pts_seconds
+            num_held += answer.num_held
+        data, pts = gathered.data(), torch.tensor(pts_seconds, dtype=torch.float64)
+        warnings = list(self._stream.warnings)
+        num_missing = int(pts.isnan().sum())
+        if num_missing == len(wanted):
+            raise damage_error(self.path, f"{len(wanted)} times", losses)
+        if num_missing:
+            warnings.append(loss_text(losses, f"{num_missing} of the {len(wanted)} frames asked for are missing"))
+            data, pts = data[~pts.isnan()], pts[~pts.isnan()]
+        return Frames(data, pts, tuple(warnings), num_held, num_missing)
 
-    def frames_between(self, start_seconds: float | None = None, end_seconds: float | None = None) -> Frames:
+    def _answers(
+        self, times: Sequence[float], hold_last: bool, losses: list[Lost], allow_partial: bool
+    ) -> Iterator[Answer]:
+        """The frames on show at ascending times; in the planned way as far as it goes, then in the careful one.
+
+        With `allow_partial`, what is lost is added to `losses` and left out.
+        """
+        answered = 0
+        if self._plan_helps(times[0]):
+            assert self._plan is not None
+            try:
+                for answer in self._plan.frames_at(times, hold_last=hold_last):
+                    yield answer
+                    answered += len(answer.positions)
+            except NotPlain:
+                pass
+        self._answered_until = times[-1]
+        shown: Answer | None = None
+        for position in range(answered, len(times)):
+            if any(lost.covers(times[position] + self._stream.tolerance) for lost in losses):
+                continue
+            try:
+                held = self._go_to(times[position], hold=hold_last and position > 0)
+            except DamagedError as damage:
+                if not allow_partial:
+                    raise
+                losses.append(damage.lost)
+                continue
+            if shown is not None and shown.frame is self._current.frame:
+                shown.positions.append(position)
+                shown.num_held += held
+                continue
+            if shown is not None:
+                yield shown
+            shown = Answer(self._current.frame, self._current.pts_seconds, [position], int(held))
+        if shown is not None:
+            yield shown
+
+    def _plan_helps(self, seconds: float) -> bool:
+        """Whether a planned read from `seconds` is possible, and less work than decoding on from the call before."""
+        if self._plan is None and PlannedReader.can_read(self._stream):
+            self._plan = PlannedReader(self._stream)
+        return self._plan is not None and not self._plan.goes_on(self._answered_until, seconds)
+
+    def frames_between(
+        self, start_seconds: float | None = None, end_seconds: float | None = None, *, allow_partial: bool = False
+    ) -> Frames:
         """The frames that appear within `[start_seconds, end_seconds)`; without limits the whole video.
 
         Where none appears within the window (a still stretch of variable rate, a window shorter than a frame): the
         one frame on show at its start. A window that is partly outside the video gives what there is, with a warning.
-        DataError for a window that is wholly outside, empty, or damaged within.
+        DataError for a window that is wholly outside, empty, or damaged within; with `allow_partial` the frames that
+        are readable, and a warning that says what is lost (DataError if none is readable).
         """
         start = 0.0 if start_seconds is None else float(start_seconds)
         end = math.inf if end_seconds is None else float(end_seconds)
@@ -189,26 +273,77 @@ class VideoReader:
             raise DataError(f"{self.path}: {asked} is empty; give one that ends after it starts")
         if end <= 0:
             raise self._outside(asked)
-        self._go_to(max(0.0, start), asked=asked)
-        chosen = []
-        if self._current.pts_seconds >= start - self._stream.tolerance or not self._more_before(end, asked):
-            chosen.append((self._picture(self._current.frame), self._current.pts_seconds))
-        while self._more_before(end, asked):
-            self._step()
-            chosen.append((self._picture(self._current.frame), self._current.pts_seconds))
+        chosen, losses = self._appearing(max(0.0, start), end, asked, allow_partial)
+        if losses and not (allow_partial and chosen):
+            raise damage_error(self.path, asked, losses)
         warnings = list(self._stream.warnings)
         if start < 0:
             warnings.append(f"{asked} starts before the video")
-        if (
-            end_seconds is not None
-            and end > self._current.end_seconds + self._stream.tolerance
-            and self._peek() is None
-        ):
-            duration = self._stream.duration_seconds
-            if end > duration + self._stream.tolerance:
-                warnings.append(f"{asked} ends after the video, which has {duration:.3f} s")
+        duration = self._stream.duration_seconds if self._is_beyond(end) else math.inf
+        if math.inf > end > duration + self._stream.tolerance:
+            warnings.append(f"{asked} ends after the video, which has {duration:.3f} s")
+        num_missing = self._stream.count_lost(losses, max(0.0, start), end)
+        if losses:
+            missing = (
+                f"about {num_missing} of the frames asked for are missing" if num_missing else "how many is not known"
+            )
+            warnings.append(loss_text(losses, missing))
         data = torch.from_numpy(np.stack([picture for picture, _ in chosen]))
-        return Frames(data, torch.tensor([pts for _, pts in chosen], dtype=torch.float64), tuple(warnings))
+        pts_seconds = torch.tensor([pts for _, pts in chosen], dtype=torch.float64)
+        return Frames(data, pts_seconds, tuple(warnings), num_missing=num_missing)
+
+    def _appearing(
+        self, start: float, end: float, asked: str, allow_partial: bool
+    ) -> tuple[list[tuple[NDArray[np.uint8], float]], list[Lost]]:
+        """Pictures and times of a window, or the one on show at its start, and what of the window is lost.
+
+        Without `allow_partial` the pictures are not kept once something is lost.
+        """
+        chosen: list[tuple[NDArray[np.uint8], float]] = []
+        losses: list[Lost] = []
+        tolerance, on_show = self._stream.tolerance, True
+        try:
+            self._go_to(start, asked=asked)
+        except DamagedError as damage:
+            on_show = False
+            if self._current.pts_seconds > start + tolerance:  # else it is found again below
+                losses.append(damage.lost)
+        taken = on_show and self._current.pts_seconds >= start - tolerance
+        taken = taken or start + tolerance < self._current.pts_seconds < end - tolerance
+        while True:
+            if losses and not allow_partial:
+                chosen.clear()
+            elif taken:
+                chosen.append((self._pictures.rgb(self._current.frame), self._current.pts_seconds))
+            upcoming = self._peek()
+            lost = self._lost_before(upcoming)
+            if lost is not None and end > lost.start_seconds + tolerance:
+                losses.append(lost)
+            if upcoming is None or upcoming.pts_seconds >= end - tolerance:
+                break
+            self._step()
+            taken = True
+        if not chosen and on_show and (allow_partial or not losses):
+            chosen.append((self._pictures.rgb(self._current.frame), self._current.pts_seconds))
+        return chosen, losses
+
+    def _lost_before(self, upcoming: Shown | None) -> Lost | None:
+        """What is lost between the current frame and the next good one."""
+        gap = self._stream.lost_at_end if upcoming is None else upcoming.gap
+        until = None if upcoming is None else upcoming.pts_seconds
+        return Lost(self._current.end_seconds, until, gap) if gap else None
+
+    def _is_beyond(self, end: float) -> bool:
+        """Whether a window ends after the current frame, which is the last one."""
+        return math.inf > end > self._current.end_seconds + self._stream.tolerance and self._peek() is None
+
+    def frame_times(self) -> list[float]:
+        """When each frame of the video appears, seconds, ascending; the times of `frames_between()` in a sound file.
+
+        Read from the packets without decoding, once; where they do not tell (raw streams, B-frames in an AVI, fields),
+        by decoding the whole file. Of a damaged file those frames are among them whose packets are there.
+        """
+        return list(self._stream.times)
 
     # Where the reader stands: `_current`, and `_upcoming`, the frame after it, decoded only when it is asked about.
 
@@ -234,13 +369,17 @@ class VideoReader:
         latest = seconds + self._stream.tolerance
         if latest < 0:
             raise self._outside(asked)
-        behind = latest < self._current.pts_seconds
-        sought = behind or (self._is_past_upcoming(latest) and self._stream.seek_helps(self._current, seconds))
-        if sought:
-            self._stand_on(self._stream.seek(self._current, seconds))
+        if self._plan is not None:
+            self._plan.forget()
+        behind = self._stream.is_moved or latest < self._current.pts_seconds
+        landed = None
+        if behind or (self._is_past_upcoming(latest) and self._stream.seek_helps(self._current, seconds)):
+            landed = self._land(seconds)
         damage = self._advance(latest, asked)
-        if damage is not None and not sought:  # perhaps there is a way around it
-            self._stand_on(self._stream.seek(self._current, seconds))
+        for _ in range(_WAYS_AROUND_DAMAGE):
+            if damage is None or landed == 0.0:
+                break
+            landed = self._land(seconds if landed is None else max(0.0, landed - 2 * self._stream.tolerance))
             damage = self._advance(latest, asked)
         if damage is not None:
             raise damage
@@ -250,67 +389,28 @@ class VideoReader:
             raise self._outside(asked)
         return True
 
-    def _advance(self, latest: float, asked: str) -> DataError | None:
+    def _land(self, seconds: float) -> float:
+        """Stand on a frame at or before `seconds` from which on decoding is exact; its time."""
+        self._stand_on(self._stream.seek(self._stream.first if self._stream.is_moved else self._current, seconds))
+        return self._current.pts_seconds
+
+    def _advance(self, latest: float, asked: str) -> DamagedError | None:
         """Step on to the last frame that appears up to `latest`; the error if frames are lost just there."""
         while (upcoming := self._peek()) is not None and upcoming.pts_seconds <= latest:
             self._step()
         if latest < self._current.pts_seconds:
-            return self._damaged(asked, self._current.gap or "its beginning is missing", 0.0, self._current)
-        gap = self._stream.lost_at_end if upcoming is None else upcoming.gap
-        if gap and latest >= self._current.end_seconds:
-            return self._damaged(asked, gap, self._current.end_seconds, upcoming)
+            beginning = Lost(0.0, self._current.pts_seconds, self._current.gap or "its beginning is missing")
+            return damage_error(self.path, asked, [beginning])
+        lost = self._lost_before(upcoming)
+        if lost is not None and latest >= lost.start_seconds:
+            return damage_error(self.path, asked, [lost])
         return None
 
     def _is_past_upcoming(self, seconds: float) -> bool:
         return not self._peeked or (self._upcoming is not None and self._upcoming.pts_seconds <= seconds)
-
-    def _more_before(self, seconds: float, asked: str) -> bool:
-        """Whether one more frame appears before `seconds`; DataError if frames are lost before then."""
-        upcoming = self._peek()
-        gap = self._stream.lost_at_end if upcoming is None else upcoming.gap
-        if gap and seconds > self._current.end_seconds + self._stream.tolerance:
-            raise self._damaged(asked, gap, self._current.end_seconds, upcoming)
-        return upcoming is not None and upcoming.pts_seconds < seconds - self._stream.tolerance
-
-    def _picture(self, frame: VideoFrame) -> NDArray[np.uint8]:
-        """The frame as shown: uint8 (H, W, 3) RGB."""
-        width, height = self._size
-        same = (frame.width, frame.height) == self._size
-        if not same:
-            change = f"the size changes within the video: all frames are scaled to the first one's {width}x{height}"
-            self._stream.warnings[change] = None
-        # POINT gives each pixel the nearest chroma sample at every bit depth, as FFmpeg does for 8 bits. More threads
-        # than one cost more than they give for a single frame.
-        how = Interpolation.POINT if same else Interpolation.BILINEAR
-        try:
-            rgb = self._reformatter.reformat(frame, width, height, format="rgb24", interpolation=how, threads=1)
-        except FAILURES as error:
-            pixels = frame.format.name
-            raise DataError(f"{self.path}: {pixels} pixels can't be turned into RGB: {failure_text(error)}") from error
-        picture: Any = rgb.to_ndarray()
-        if self._transposed:
-            picture = picture.transpose(1, 0, 2)
-        oriented: NDArray[np.uint8] = picture[self._flips]
-        return oriented
 
     def _outside(self, asked: str) -> DataError:
         duration = self._stream.duration_seconds
         return DataError(
             f"{self.path}: {asked} lies outside the video, which has {duration:.3f} s from its first frame"
         )
-
-    def _damaged(self, asked: str, reason: str, until: float, next_good: Shown | None) -> DataError:
-        again = "" if next_good is None else f" and again from {next_good.pts_seconds:.3f} s"
-        return DataError(f"{self.path}: {asked}: the video is damaged ({reason}); readable up to {until:.3f} s{again}")
-
-
-def _orientation(frame: VideoFrame) -> tuple[bool, tuple[slice, slice]]:
-    """Whether to transpose a picture, and how to flip its rows and columns then, so that it is as shown."""
-    side_data_of: Any = SideDataContainer  # frame.side_data is the same, but ties the frame into a reference cycle
-    for side_data in side_data_of(frame):
-        if side_data.type == SideDataType.DISPLAYMATRIX:
-            a, b, _, c, d = np.frombuffer(side_data, np.int32)[:5].tolist()
-            transposed = abs(b) + abs(c) > abs(a) + abs(d)
-            right, down = (c, b) if transposed else (a, d)
-            return transposed, (slice(None, None, -1 if down < 0 else 1), slice(None, None, -1 if right < 0 else 1))
-    return False, (slice(None), slice(None))

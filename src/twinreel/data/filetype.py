@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from twinreel.data.file_source import FileSource, Reader, file_source
+
 __all__ = ["describe_file", "missing_bytes"]
 
 _IMAGES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"BM": "BMP", b"II*\x00": "TIFF", b"MM\x00*": "TIFF"}
@@ -21,35 +23,38 @@ _MP4_PARTS = (b"moov", b"moof", b"mdat")
 _EBML, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 
 
-def describe_file(path: str | os.PathLike[str]) -> str | None:
-    """What is at `path` if it is plainly no video, for errors: 'an HTML page, not a video'; else None. Never raises."""
-    name = Path(path)
+def describe_file(source: str | os.PathLike[str] | FileSource) -> str | None:
+    """What a file is if it is plainly no video, for errors: 'an HTML page, not a video'; else None. Never raises."""
+    file = file_source(source)
     try:
-        if not name.exists():
-            return "no such file" if not name.is_symlink() else "a link whose target does not exist"
-        if name.is_dir():
-            return "a folder, not a file"
-        with name.open("rb") as file:
-            head = file.read(4096)
-        if not head:
-            return "an empty file (0 bytes)"
-        return _describe_bytes(head) or _describe_mp4(name)
-    except OSError as error:
-        return f"not readable ({error.strerror})"
+        if file.path is not None:
+            name = Path(file.path)
+            if not name.exists():
+                return "no such file" if not name.is_symlink() else "a link whose target does not exist"
+            if name.is_dir():
+                return "a folder, not a file"
+        with file.opened() as reader:
+            head = reader.read(4096)
+            if not head:
+                return "an empty file (0 bytes)"
+            return _describe_bytes(head) or _describe_mp4(head, reader)
+    except (OSError, ValueError) as error:
+        return f"not readable ({getattr(error, 'strerror', None) or error})"
 
 
-def missing_bytes(path: str | os.PathLike[str]) -> int:
+def missing_bytes(source: str | os.PathLike[str] | FileSource) -> int:
     """By how many bytes a Matroska, WebM, RIFF (AVI) or MP4 file is shorter than it declares; 0 if unknown or whole."""
-    size = os.path.getsize(path)
-    with open(path, "rb") as file:
-        head = file.read(4096)
-    if head[:4] == b"RIFF":
-        declared = int.from_bytes(head[4:8], "little")
-        return max(0, declared + 8 - size) if declared < 0x7FFF_FF00 else 0  # the greatest values mean "not known"
-    if head[:4] == _EBML:
-        return max(0, _segment_end(head) - size)
-    if head[4:8] in _MP4_STARTS:
-        return max(0, max((end for kind, end in _boxes(path) if kind in _MP4_PARTS), default=0) - size)
+    file = file_source(source)
+    size = file.size
+    with file.opened() as reader:
+        head = reader.read(4096)
+        if head[:4] == b"RIFF":
+            declared = int.from_bytes(head[4:8], "little")
+            return max(0, declared + 8 - size) if declared < 0x7FFF_FF00 else 0  # the greatest ones mean "not known"
+        if head[:4] == _EBML:
+            return max(0, _segment_end(head) - size)
+        if head[4:8] in _MP4_STARTS:
+            return max(0, max((end for kind, end in _boxes(reader) if kind in _MP4_PARTS), default=0) - size)
     return 0
 
 
@@ -63,31 +68,27 @@ def _segment_end(head: bytes) -> int:
     return 0 if value == (1 << 7 * length) - 1 else at + length + value
 
 
-def _boxes(path: str | os.PathLike[str]) -> list[tuple[bytes, int]]:
+def _boxes(reader: Reader) -> list[tuple[bytes, int]]:
     """The outermost boxes of an MP4 file: type and the offset at which the box says that it ends."""
     boxes: list[tuple[bytes, int]] = []
-    size = os.path.getsize(path)
-    with open(path, "rb") as file:
-        at = 0
-        while at + 8 <= size and len(boxes) < 100_000:
-            file.seek(at)
-            head = file.read(16)
-            length = int.from_bytes(head[:4], "big")
-            if length == 1:  # a 64-bit length follows the type
-                length = int.from_bytes(head[8:16], "big")
-            end = size if length == 0 else at + length
-            boxes.append((head[4:8], end))
-            if length != 0 and length < 8:
-                break
-            at = end
+    size = reader.seek(0, os.SEEK_END)
+    at = 0
+    while at + 8 <= size and len(boxes) < 100_000:
+        reader.seek(at)
+        head = reader.read(16)
+        length = int.from_bytes(head[:4], "big")
+        if length == 1:  # a 64-bit length follows the type
+            length = int.from_bytes(head[8:16], "big")
+        end = size if length == 0 else at + length
+        boxes.append((head[4:8], end))
+        if length != 0 and length < 8:
+            break
+        at = end
     return boxes
 
 
-def _describe_mp4(path: Path) -> str | None:
-    with path.open("rb") as file:
-        if file.read(8)[4:] not in _MP4_STARTS:
-            return None
-    if b"moov" in {kind for kind, _ in _boxes(path)}:
+def _describe_mp4(head: bytes, reader: Reader) -> str | None:
+    if head[4:8] not in _MP4_STARTS or b"moov" in {kind for kind, _ in _boxes(reader)}:
         return None
     return "an MP4 file without its index (no moov box): a download or a recording that was cut short"
 
@@ -103,9 +104,17 @@ def _describe_bytes(head: bytes) -> str | None:
     for magic, name in _OTHERS.items():
         if head.startswith(magic):
             return f"{name}, not a video"
+    if _is_scrambled(head):
+        return "a scrambled (encrypted) broadcast"
     if not any(head):
         return "a file of zero bytes only: a download that failed"
     return _describe_text(head)
+
+
+def _is_scrambled(head: bytes) -> bool:
+    """Whether packets of an MPEG transport stream say that they are encrypted (ISO/IEC 13818-1, 2.4.3.2)."""
+    packets = [head[at : at + 4] for at in range(0, len(head) - 4, 188)]
+    return len(packets) > 1 and all(packet[0] == 0x47 for packet in packets) and any(p[3] & 0xC0 for p in packets)
 
 
 def _describe_text(head: bytes) -> str | None:
