@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import av
 import numpy as np
 from torch import Tensor
 
-__all__ = ["frame_number", "frame_numbers", "make_audio", "make_video", "numbered_image"]
+__all__ = ["frame_number", "frame_numbers", "make_audio", "make_video", "numbered_image", "textured_image"]
 
 COLUMNS, ROWS = 4, 3
 MAX_NUMBER = 2 ** (COLUMNS * ROWS - 2) - 1
@@ -32,6 +32,20 @@ def numbered_image(number: int, size: tuple[int, int] = (64, 48)) -> np.ndarray[
     width, height = size
     cells = _cells(number)[np.arange(height) * ROWS // height][:, np.arange(width) * COLUMNS // width]
     return np.where(cells[..., None], YELLOW, BLUE)
+
+
+def textured_image(number: int, size: tuple[int, int] = (64, 48)) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """A picture as busy as a filmed one, waves that move and noise: uint8 (height, width, 3) RGB."""
+    width, height = size
+    rows, columns = np.mgrid[:height, :width]
+    shift = 2.5 * number
+    waves = [
+        np.sin((columns + shift) / 9) + np.sin((rows - shift / 2) / 7),
+        np.sin((columns + rows + shift) / 13),
+        np.cos((columns - 2 * rows + shift) / 11),
+    ]
+    noise = np.random.default_rng(number).normal(0, 6, (height, width, 1))
+    return np.clip(128 + 50 * np.stack(waves, axis=2) + noise, 0, 255).astype(np.uint8)
 
 
 def frame_number(frame: Tensor | np.ndarray[Any, Any]) -> int:
@@ -78,6 +92,7 @@ def make_video(
     container_options: Mapping[str, str] | None = None,
     codec_options: Mapping[str, str] | None = None,
     format: str | None = None,
+    picture: Callable[[int, tuple[int, int]], np.ndarray[Any, np.dtype[np.uint8]]] = numbered_image,
 ) -> Path:
     """Write a video whose frame `i` carries the number `first_number + i`; returns its path.
 
@@ -85,7 +100,7 @@ def make_video(
     of B-frames. `pts_seconds` gives each frame its own time (variable rate, first time not 0), in units of
     `time_base` (1 / frame_rate without, 1 / 90000 with `pts_seconds`). `rotation` (90, 180, 270) turns the coded
     pictures clockwise and writes the display matrix that turns them back; `mirrored` does so with left and right.
-    `audio_seconds` adds a silent track.
+    `audio_seconds` adds a silent track. `picture` draws other frames than numbered ones.
     """
     rate = Fraction(frame_rate).limit_denominator(1001)
     base = time_base or (Fraction(1, 90_000) if pts_seconds is not None else 1 / rate)
@@ -103,7 +118,7 @@ def make_video(
             stream.set_display_rotation(rotation, hflip=mirrored)
         audio = _add_audio(container, codec="aac" if audio_seconds else None)
         for index in range(num_frames):
-            image = np.rot90(numbered_image(first_number + index, size), -turns)
+            image = np.rot90(picture(first_number + index, size), -turns)
             image = np.ascontiguousarray(image[:, ::-1] if mirrored else image)
             frame = av.VideoFrame.from_ndarray(image, format="rgb24")
             frame.pts = round(Fraction(pts_seconds[index]) / base)

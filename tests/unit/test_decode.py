@@ -19,12 +19,15 @@ import torch
 from twinreel.data.decode import VideoReader, probe, read_frames
 from twinreel.data.filetype import describe_file, missing_bytes
 from twinreel.data.frame_stream import FrameStream
+from twinreel.data.planned import PlannedReader
 from twinreel.errors import ConfigError, DataError
 from videos import frame_number, frame_numbers, make_audio, numbered_image
 
 MakeVideo = Callable[..., Path]
 
 VFR = [0.0, 0.1, 0.15, 0.2, 1.2, 1.25, 1.3, 2.5, 2.6, 3.0, 3.5, 3.52, 3.6, 5.0, 5.1, 5.2, 5.3, 5.4, 5.5, 5.6]
+AHEAD = {"auto-alt-ref": "1", "lag-in-frames": "12", "deadline": "good", "cpu-used": "5", "b": "300k"}
+FIELDS = {"flags": "+ildct+ilme"}
 FILES: dict[str, tuple[str, dict[str, Any]]] = {
     "h264": ("a.mp4", {"num_frames": 40}),
     "h264, B-frames, one long GOP": ("a.mp4", {"num_frames": 60, "b_frames": 3, "gop": 250}),
@@ -52,6 +55,27 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
     "mjpeg": ("a.avi", {"num_frames": 20, "codec": "mjpeg", "pix_fmt": "yuvj420p"}),
     "gif": ("a.gif", {"num_frames": 20, "codec": "gif", "pix_fmt": "rgb8"}),
     "no times": ("a.h264", {"num_frames": 40, "b_frames": 2}),
+    "hevc, open GOPs, ts": ("a.ts", {"num_frames": 100, "codec": "libx265", "gop": 20, "frame_rate": 25}),
+    "mpeg4, open GOPs, avi": ("a.avi", {"num_frames": 100, "codec": "mpeg4", "b_frames": 2, "frame_rate": 25}),
+    "mpeg4, B-frames, mp4": ("a.mp4", {"num_frames": 40, "codec": "mpeg4", "b_frames": 2}),
+    "wmv2, asf": ("a.asf", {"num_frames": 40, "codec": "wmv2", "frame_rate": 25}),
+    "mpeg2, mxf": ("a.mxf", {"num_frames": 40, "codec": "mpeg2video", "b_frames": 2, "frame_rate": 25}),
+    "h263, 3gp": ("a.3gp", {"num_frames": 40, "codec": "h263", "size": (176, 144), "frame_rate": 25}),
+    "flv1, flv": ("a.flv", {"num_frames": 40, "codec": "flv", "frame_rate": 25}),
+    "vp8": ("a.webm", {"num_frames": 60, "codec": "libvpx"}),
+    "vp9, frames ahead": ("a.webm", {"num_frames": 60, "codec": "libvpx-vp9", "codec_options": AHEAD}),
+    "fields": (
+        "a.ts",
+        {"num_frames": 50, "codec": "mpeg2video", "b_frames": 2, "frame_rate": 25, "codec_options": FIELDS},
+    ),
+    "mkv, begins before 0": (
+        "a.mkv",
+        {"num_frames": 40, "b_frames": 2, "pts_seconds": [i / 10 - 1 for i in range(40)]},
+    ),
+    "ts, clock runs over": (
+        "a.ts",
+        {"num_frames": 100, "pts_seconds": [2**33 / 90_000 - 3 + i / 25 for i in range(100)], "frame_rate": 25},
+    ),
     "rotated": ("a.mp4", {"num_frames": 20, "rotation": 90}),
 }
 
@@ -608,7 +632,15 @@ def counted_next(monkeypatch: pytest.MonkeyPatch) -> list[float]:
             seen.append(shown.pts_seconds)
         return shown
 
+    planned = PlannedReader._pictures
+
+    def counting_planned(self: PlannedReader, *arguments: Any) -> Any:
+        for frame in planned(self, *arguments):
+            seen.append(self._stream.seconds(frame.pts))
+            yield frame
+
     monkeypatch.setattr(FrameStream, "next", counting)
+    monkeypatch.setattr(PlannedReader, "_pictures", counting_planned)
     return seen
 
 
@@ -619,13 +651,15 @@ def test_only_what_is_needed_is_decoded(make_video: MakeVideo, monkeypatch: pyte
     seen = counted_next(monkeypatch)
     with VideoReader(path) as reader:
         reader.frames_at([0.3])
-        assert len(seen) == 5  # 0 to 3, and the one that ends it
+        assert len(seen) <= 4 + 2  # the first as it opens, 0 to 3, and in an AVI the one that ends it
         seen.clear()
         reader.frames_at([35.1, 0.25, 18.15])  # far apart: one key frame each, at most one GOP decoded
         assert len(seen) <= 4 + 4 + 22
         assert not any(2.1 < time < 17.9 or 20.1 < time < 33.9 for time in seen)
         seen.clear()
-        reader.frames_at([35.2, 35.25, 35.3])  # further on in the same GOP: no seek
+        reader.frames_at([35.2])  # further on in the same GOP: from here on it is decoded in order,
+        seen.clear()
+        reader.frames_at([35.25, 35.3, 35.4])  # without a seek
         assert len(seen) <= 4
 
 

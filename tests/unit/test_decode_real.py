@@ -1,9 +1,8 @@
-"""Real and odd files from the folder that TWINREEL_TEST_DATA names: each gives its right frames or a named error."""
+"""Real and damaged files of the folder that TWINREEL_TEST_DATA names; `test_bug_clips.py` has rows for odd ones."""
 
 from __future__ import annotations
 
 import csv
-import random
 from pathlib import Path
 
 import av
@@ -14,30 +13,16 @@ from twinreel.data.decode import VideoReader, probe
 from twinreel.data.frame_stream import FrameStream
 from twinreel.errors import DataError
 
-# What can't be opened, and the words that say why.
-REFUSED = {
-    "d_audio_only.m4a": "no video stream",
-    "d_empty_0bytes.mp4": "an empty file",
-    "d_jpeg_named.mp4": "a JPEG image",
-    "d_text_named.mp4": "a text file",
-    "d_truncated_no_moov.mp4": "without its index",
-    "mp4parse_encrypted_cenc.mp4": "encrypted",
-    "mp4parse_init_segment_only.mp4": "no frame of its video can be decoded",
-    "mp4parse_opus_audio.mp4": "no video stream",
-    "torchcodec_audio_only.mp3": "no video stream",
-    "torchcodec_audio_only.wav": "no video stream",
-}
 # What opens but is damaged: how many frames from the beginning are right, and until which second the error says so.
 DAMAGED = {
-    "d_bitflips_60.mp4": (21, "0.840"),
+    "d_bitflips_60.mp4": (20, "0.800"),
     "d_truncated_60pct_faststart.mp4": (30, "1.200"),
     "d_webm_truncated.webm": (32, "1.067"),
-    "d_zeroed_3kB_middle.mp4": (29, "1.160"),
+    "d_zeroed_3kB_middle.mp4": (28, "1.120"),
 }
 UNDAMAGED = dict.fromkeys(
     ("d_bitflips_60.mp4", "d_truncated_60pct_faststart.mp4", "d_zeroed_3kB_middle.mp4"), "d_base.mp4"
 )
-SHOWN_SIZES = {"decord_rot90.mov": (320, 568), "decord_rot270.mov": (320, 568), "d_rotate90.mp4": (68, 160)}
 
 
 def rows(test_data: Path, prefix: str) -> list[dict[str, str]]:
@@ -54,41 +39,6 @@ def pictures_in_order(path: Path, chosen: set[int]) -> dict[int, np.ndarray]:
                 picture = frame.to_ndarray(format="rgb24", interpolation="POINT", threads=1)
                 pictures[index] = np.rot90(picture, frame.rotation // 90)
     return pictures
-
-
-def check_random_access(path: Path, num_frames: int) -> None:
-    stream = FrameStream(str(path))
-    times = [stream.first.pts_seconds]
-    while (shown := stream.next()) is not None:
-        times.append(shown.pts_seconds)
-    stream.close()
-    assert len(times) == num_frames and times == sorted(set(times))
-    chosen = random.Random(0).choices(range(num_frames), k=5)
-    pictures = pictures_in_order(path, {*chosen, num_frames - 1})
-    with VideoReader(path) as reader:
-        for index in [*chosen, num_frames - 1]:
-            frames = reader.frames_at([times[index]])
-            assert frames.pts_seconds[0] == times[index]
-            np.testing.assert_array_equal(frames.data[0], pictures[index])
-        assert times[-1] < reader.info.duration_seconds <= times[-1] + 1.0
-
-
-def test_odd_files_give_right_frames_or_named_errors(test_data: Path) -> None:
-    checked = 0
-    for row in rows(test_data, "torture/"):
-        path = test_data / row["path"]
-        if path.name in REFUSED:
-            with pytest.raises(DataError, match=REFUSED[path.name]) as error:
-                probe(path)
-            assert str(path) in str(error.value)
-        elif path.name not in DAMAGED:
-            assert row["pyav_result"] == "ok", f"{path.name}: say in this file what must become of it"
-            check_random_access(path, int(row["decoded_frames"]))
-            if path.name in SHOWN_SIZES:
-                info = probe(path)
-                assert (info.width, info.height) == SHOWN_SIZES[path.name]
-        checked += 1
-    assert checked >= len(REFUSED) + len(DAMAGED)
 
 
 @pytest.mark.parametrize("name", list(DAMAGED))
