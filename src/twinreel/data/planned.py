@@ -29,9 +29,11 @@ from twinreel.data.references import References
 __all__ = ["Answer", "NotPlain", "PlannedReader"]
 
 _FORMATS = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")  # every packet has its time, key frames are marked
+_IN_ORDER = ("vp8", "vp9", "av1", "libdav1d")  # packets come in the order in which their frames are shown
 _MOST_PACKETS = 2000  # between two key frames: more are not kept in memory
 _MOST_BYTES = 128 << 20
 _LATE_SEEKS = 4  # a seek goes by decoding times, and may land on a key frame that is shown too late
+_NEAR_SECONDS = 1.0
 _SEEK_WORTH_SECONDS = 4.0  # without an index: so much is passed over as quickly as a seek takes
 
 
@@ -105,14 +107,17 @@ class PlannedReader:
         self._ahead.clear()
 
     def goes_on(self, before: float, seconds: float) -> bool:
-        """Whether `seconds` lies ahead of `before` with no key frame between them, so that decoding on is less work."""
+        """Whether `seconds` lies ahead of `before` with no key frame between them, so that decoding on is less work.
+
+        Without an index that is not always known: a short step counts as one.
+        """
         if seconds < before:
             return False
         if self._stream.is_indexed:
             entries = self._stream.video.index_entries
             found = [entries.search_timestamp(self._stream.ticks_at(time)) for time in (before, seconds)]
             return found[0] == found[1]
-        return self._end is not None and seconds < self._end
+        return self._end is not None and seconds < max(self._end, before + _NEAR_SECONDS)
 
     def _wanted(
         self, group: _Group, times: Sequence[float], first: int, hold_last: bool
@@ -191,13 +196,14 @@ class PlannedReader:
     def _read_group(self, last: int) -> _Group:
         """The packets from the key frame that is ahead to the next one, and what is shown in between.
 
-        Where decoding times are stored, it ends at the first packet that is decoded after `last` (ticks): nothing from
-        there on is shown before.
+        It ends at the first packet that is decoded after `last` (ticks), where decoding times are stored or are those of
+        showing: nothing from there on is shown before.
         """
         packets = [self._ahead.popleft()]
         following: list[Packet[VideoStream]] = []  # the next key frame, and what must be read to be sure
         size = 0
         stops = self._stream.container.format.name == _FORMATS[0]
+        in_order = self._codec in _IN_ORDER
         while (packet := self._next_packet()) is not None:
             size += packet.size
             if packet.size == 0:
@@ -208,9 +214,10 @@ class PlannedReader:
                 raise NotPlain
             if not following and not packet.is_keyframe:
                 packets.append(packet)
-                if stops and packet.dts is not None and packet.dts > last:
+                decoded = packet.pts if in_order else packet.dts if stops else None
+                if decoded is not None and decoded > last:
                     self._ahead.clear()
-                    return self._group(packets, packet.dts)
+                    return self._group(packets, decoded)
                 continue
             following.append(packet)
             if self._is_past(packet, following[0]):
