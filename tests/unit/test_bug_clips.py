@@ -185,7 +185,7 @@ def shown_times(path: Path) -> list[float]:
 
 def in_order(path: Path) -> Iterator[Any]:
     stream = FrameStream(path)
-    shown = stream.first
+    shown = stream.restart()
     while shown is not None:
         assert shown.gap is None
         yield shown

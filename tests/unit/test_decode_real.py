@@ -78,7 +78,7 @@ def test_ordinary_clips_are_whole(test_data: Path, prefix: str) -> None:
         if not row["codec"]:
             continue
         stream = FrameStream(str(test_data / row["path"]))
-        num_frames, last = 1, stream.first
+        num_frames, last = 1, stream.restart()
         while (shown := stream.next()) is not None:
             assert shown.gap is None, row["path"]
             num_frames, last = num_frames + 1, shown

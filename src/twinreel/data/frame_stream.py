@@ -33,6 +33,8 @@ __all__ = ["FAILURES", "FrameStream", "Shown", "failure_text"]
 
 _INDEXED_FORMATS = (MP4, "avi")  # FFmpeg reads their whole index when it opens them
 _SPARSE_TIMES = ("mpeg",)  # most packets have none: what is guessed for them after a seek is not what it was before
+_PLAIN_FORMATS = (MP4, "matroska,webm")
+_DELAYED_CODECS = ("h264", "hevc")
 _BROADCASTS = ("mpegts", "mpeg", "h264", "hevc", "m4v", "mpegvideo", "obu", "av1")  # may begin anywhere
 _SEEK_BACK_SECONDS = (0.0, 1.0, 4.0, 16.0, 64.0)  # a seek that lands late is tried again from so much earlier
 _SEEK_WORTH_FRAMES = 6  # a seek costs about as much as decoding this many frames, most of it the decoder's delay
@@ -86,7 +88,8 @@ class FrameStream:
         self.is_moved = False
         self._run: Generator[Shown, None, None]
         self.container: InputContainer
-        self.first = self.restart()
+        self._open()
+        self.first = self._first_alone() or self._first_in_order()
         self._note_oddities(self.first.frame)
 
     def close(self) -> None:
@@ -98,15 +101,13 @@ class FrameStream:
             self._spare = None
 
     def restart(self) -> Shown:
-        """Open the file (again); its first frame."""
-        if self.clock is not None:
-            self.close()
-        self.container = open_container(self.source)
+        """Open the file again; its first frame."""
+        self.close()
+        self._open()
+        return self._first_in_order()
+
+    def _first_in_order(self) -> Shown:
         try:
-            self._take_stream()
-            rate = self.video.average_rate or self.video.guessed_rate
-            self.rate = float(rate) if rate else 0.0
-            self.is_indexed = self.container.format.name in _INDEXED_FORMATS and self.video.frames > 0
             first = self.next()
             if first is None:
                 why = describe_file(self.source) or self._lost or self._trouble or "it holds no data"
@@ -115,6 +116,55 @@ class FrameStream:
             self.container.close()
             raise
         return first
+
+    def _open(self) -> None:
+        self.container = open_container(self.source)
+        try:
+            self._take_stream()
+        except BaseException:
+            self.container.close()
+            raise
+        rate = self.video.average_rate or self.video.guessed_rate
+        self.rate = float(rate) if rate else 0.0
+        self.is_indexed = self.container.format.name in _INDEXED_FORMATS and self.video.frames > 0
+
+    def _first_alone(self) -> Shown | None:
+        """The first frame without those that a decoder with a delay decodes before it gives it out.
+
+        The file is moved then. None, and the file is as just opened, where not everything is as it should be.
+        """
+        if self.container.format.name not in _PLAIN_FORMATS or self.video.codec_context.name not in _DELAYED_CODECS:
+            return None
+        try:
+            frame = self._lone_frame()
+        except FAILURES:
+            frame = None
+        except BaseException:
+            self.container.close()
+            raise
+        if frame is None or frame.pts is None:
+            self.container.close()
+            self._open()
+            return None
+        self._origin, self.is_moved = frame.pts, True
+        return Shown(frame, 0.0, self.seconds(frame.pts + (frame.duration or self.usual_step)))
+
+    def _lone_frame(self) -> VideoFrame | None:
+        packets = self.container.demux(self.video)
+        first = next(packets, None)
+        if first is None or first.pts is None or first.is_discard or not first.is_keyframe:
+            return None
+        self._set_clock(first)
+        packet: Packet[VideoStream] | None = first
+        while packet is not None and packet.size and packet.dts is not None and packet.dts < first.pts:
+            packet = next(packets, None)
+            if packet is not None and packet.pts is not None and packet.pts < first.pts:
+                return None  # what leads the key frame may be shown
+        if self.fault_of(first) is not None or packet is None or packet.dts is None:
+            return None
+        frames = [*self._decoder.decode(first), *self._decoder.decode(None)]
+        sound = len(frames) == 1 and frames[0].pts == first.pts and frames[0].key_frame and not frames[0].is_corrupt
+        return frames[0] if sound and not frames[0].interlaced_frame else None
 
     def _take_stream(self) -> None:
         self.video = video_stream(self.container, self.source)
@@ -423,7 +473,7 @@ class FrameStream:
         if self.told_times is not None:
             return self.told_times
         stream = FrameStream(self.source)
-        times = [stream.first.pts_seconds]
+        times = [stream.restart().pts_seconds]
         while (shown := stream.next()) is not None:
             times.append(shown.pts_seconds)
         stream.close()

@@ -196,8 +196,8 @@ class PlannedReader:
     def _read_group(self, last: int) -> _Group:
         """The packets from the key frame that is ahead to the next one, and what is shown in between.
 
-        It ends at the first packet that is decoded after `last` (ticks), where decoding times are stored or are those of
-        showing: nothing from there on is shown before.
+        It ends at the first packet that is decoded after `last` (ticks), where decoding times are stored or are those
+        of showing: nothing from there on is shown before.
         """
         packets = [self._ahead.popleft()]
         following: list[Packet[VideoStream]] = []  # the next key frame, and what must be read to be sure
