@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from natural_videos import Movie, frame_numbers, make_movies
-from twinreel.data.encode import Encoding
-from twinreel.data.prepare import prepare_collection
-from twinreel.data.prepare_gain import CLIP_FRAMES, CLIP_RATE, read_random_clip
+from twinreel.data.preparation.encode import Encoding
+from twinreel.data.preparation.prepare import prepare_collection
+from twinreel.data.preparation.prepare_gain import CLIP_FRAMES, CLIP_RATE, read_random_clip
 from twinreel.data.storage import open_video
 
 TARGET = 8.0

@@ -53,8 +53,8 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
 ) -> None:
     """Open every video of a collection: what is there, what is odd, what will be excluded and why."""
-    from twinreel.data.collection_check import check_collection, read_collection
     from twinreel.data.manifest import check_target, write_manifest
+    from twinreel.data.preparation.collection_check import check_collection, read_collection
     from twinreel.log import Progress
     from twinreel.text import Vocabulary
 
@@ -109,7 +109,7 @@ def pack(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
 ) -> None:
     """Put files into one LMDB that ClipBERT can read too; goes on where a killed run stopped."""
-    from twinreel.data.pack import pack_collection
+    from twinreel.data.preparation.pack import pack_collection
     from twinreel.log import Progress
 
     progress = Progress()
@@ -139,7 +139,7 @@ def extract(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
 ) -> None:
     """Write the frames of videos as images, with their exact seconds; goes on where a killed run stopped."""
-    from twinreel.data.extract import extract_collection
+    from twinreel.data.preparation.extract import extract_collection
     from twinreel.log import Progress
 
     progress = Progress()
@@ -178,8 +178,8 @@ def prepare(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
 ) -> None:
     """Re-encode videos for fast random access, times kept; goes on where a killed run stopped."""
-    from twinreel.data.encode import Encoding
-    from twinreel.data.prepare import prepare_collection
+    from twinreel.data.preparation.encode import Encoding
+    from twinreel.data.preparation.prepare import prepare_collection
     from twinreel.log import Progress
 
     progress = Progress()

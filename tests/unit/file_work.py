@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any
 
-from twinreel.data import inspection
+from twinreel.data.preparation import inspection
 
 _inspect = inspection._inspect
 

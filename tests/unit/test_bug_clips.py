@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from twinreel.data.decode import VideoReader, probe, read_frames
-from twinreel.data.frame_stream import FrameStream
+from twinreel.data.decode.frame_stream import FrameStream
 from twinreel.errors import DataError
 from videos import frame_numbers, make_audio, make_video, textured_image
 

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from twinreel.data.decode import VideoReader, probe, read_frames
-from twinreel.data.filetype import describe_file, missing_bytes
-from twinreel.data.frame_stream import FrameStream
-from twinreel.data.planned import PlannedReader
+from twinreel.data.decode.filetype import describe_file, missing_bytes
+from twinreel.data.decode.frame_stream import FrameStream
+from twinreel.data.decode.planned import PlannedReader
 from twinreel.errors import ConfigError, DataError
 from videos import frame_number, frame_numbers, make_audio, numbered_image
 

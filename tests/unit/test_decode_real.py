@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from twinreel.data.decode import VideoReader, probe
-from twinreel.data.frame_stream import FrameStream
+from twinreel.data.decode.frame_stream import FrameStream
 from twinreel.errors import DataError
 
 # What opens but is damaged: how many frames from the beginning are right, and until which second the error says so.

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from twinreel.data.decode import VideoReader, probe, read_frames
-from twinreel.data.filetype import missing_bytes
-from twinreel.data.frame_stream import FrameStream
+from twinreel.data.decode.filetype import missing_bytes
+from twinreel.data.decode.frame_stream import FrameStream
 from twinreel.errors import ConfigError, DataError
 from videos import frame_numbers, make_audio, textured_image
 

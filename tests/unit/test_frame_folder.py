@@ -13,12 +13,12 @@ import pytest
 import torch
 from PIL import Image
 
-from twinreel.data import extract
 from twinreel.data.decode import VideoReader
-from twinreel.data.extract import extract_collection
-from twinreel.data.frame_folder import FrameFolder, image_size
 from twinreel.data.manifest import read_folder, read_manifest
+from twinreel.data.preparation import extract
+from twinreel.data.preparation.extract import extract_collection
 from twinreel.data.storage import open_video
+from twinreel.data.storage.frame_folder import FrameFolder, image_size
 from twinreel.data.transforms import Cut
 from twinreel.errors import ConfigError, DataError
 from videos import frame_numbers, numbered_image
@@ -297,7 +297,7 @@ def test_bad_files_are_listed_and_the_counts_add_up(make_video, tmp_path):  # B0
 
 KILLED = """
 import os, signal, sys
-from twinreel.data.extract import extract_collection
+from twinreel.data.preparation.extract import extract_collection
 
 def report(done, total):
     if done == 3:

@@ -13,10 +13,10 @@ import lmdb
 import pytest
 from PIL import Image
 
-from twinreel.data import collection_check, inspection
 from twinreel.data.clip import Caption, Clip
-from twinreel.data.collection_check import CollectionCheck, check_collection, read_collection
-from twinreel.data.inspection import VideoReport, inspect_videos, same_content
+from twinreel.data.preparation import collection_check, inspection
+from twinreel.data.preparation.collection_check import CollectionCheck, check_collection, read_collection
+from twinreel.data.preparation.inspection import VideoReport, inspect_videos, same_content
 from twinreel.errors import ConfigError, DataError
 from twinreel.text import Vocabulary
 from videos import make_audio, make_video

@@ -20,7 +20,7 @@ from twinreel.data.clip import Caption, Clip, Sample
 from twinreel.data.dataset import ClipDataset, TrainingRules, ViewRules
 from twinreel.data.device_feed import feed_device, hold_ahead
 from twinreel.data.loader import collate, load_batches, readers_watched
-from twinreel.data.pack import pack_collection
+from twinreel.data.preparation.pack import pack_collection
 from twinreel.data.read_ahead import clip_bytes, plan_ahead
 from twinreel.data.shared_rows import SharedRows
 from twinreel.errors import ConfigError, TrainingError

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from twinreel.data.class_names import read_class_names
 from twinreel.data.manifest import read_manifest, unused_columns
-from twinreel.data.path_lists import is_path_list
+from twinreel.data.manifest.class_names import read_class_names
+from twinreel.data.manifest.path_lists import is_path_list
 from twinreel.errors import DataError
 
 NAME = "a clip, \u8996\u983b \xe9.mp4"

@@ -7,7 +7,7 @@ import multiprocessing
 import pytest
 from file_work import work
 
-from twinreel.data.per_file import Died, each_file
+from twinreel.data.preparation.per_file import Died, each_file
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 9])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from twinreel.data.decode import VideoReader
-from twinreel.data.planned import NotPlain, PlannedReader
+from twinreel.data.decode.planned import NotPlain, PlannedReader
 from twinreel.data.transforms import Cut, cut_frames
 from videos import frame_numbers
 

@@ -13,15 +13,15 @@ import pytest
 import torch
 from PIL import Image
 
-from twinreel.data import encode, prepare, prepare_work
 from twinreel.data.clip import Caption, Clip
-from twinreel.data.collection import Listed
-from twinreel.data.encode import Encoding, output_size
 from twinreel.data.manifest import read_manifest, write_manifest
-from twinreel.data.pack import pack_collection
-from twinreel.data.prepare import prepare_collection
-from twinreel.data.prepare_gain import Pair, measure_gain
-from twinreel.data.prepare_plan import plan_stretches
+from twinreel.data.preparation import encode, prepare, prepare_work
+from twinreel.data.preparation.collection import Listed
+from twinreel.data.preparation.encode import Encoding, output_size
+from twinreel.data.preparation.pack import pack_collection
+from twinreel.data.preparation.prepare import prepare_collection
+from twinreel.data.preparation.prepare_gain import Pair, measure_gain
+from twinreel.data.preparation.prepare_plan import plan_stretches
 from twinreel.data.storage import open_video
 from twinreel.errors import ConfigError, DataError, DependencyError
 from videos import BLUE, YELLOW, frame_numbers, make_audio, numbered_image

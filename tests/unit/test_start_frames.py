@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from twinreel.data import start_frames
 from twinreel.data.clip import Clip
 from twinreel.data.decode import read_frames
-from twinreel.data.manifest import read_manifest, write_manifest
+from twinreel.data.manifest import read_manifest, start_frames, write_manifest
 from twinreel.data.sources import load_rows
 from twinreel.errors import ConfigError, DataError
 from videos import frame_numbers

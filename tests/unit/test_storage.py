@@ -11,14 +11,14 @@ import lmdb
 import pytest
 import torch
 
-from twinreel.data import lmdb_store, pack
 from twinreel.data.clip import Clip
 from twinreel.data.dataset import ClipDataset, ViewRules
-from twinreel.data.extract import extract_collection
 from twinreel.data.loader import load_batches, refuse_missing_files
 from twinreel.data.manifest import missing_videos, read_folder, read_manifest
-from twinreel.data.pack import pack_collection
-from twinreel.data.storage import content_digest, open_video, video_state
+from twinreel.data.preparation import pack
+from twinreel.data.preparation.extract import extract_collection
+from twinreel.data.preparation.pack import pack_collection
+from twinreel.data.storage import content_digest, lmdb_store, open_video, video_state
 from twinreel.errors import ConfigError, DataError
 from twinreel.models.preprocessing import Preprocessing
 from videos import frame_numbers, make_video

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 from twinreel.data.captions import row_captions
 from twinreel.data.clip import Clip, Sample
-from twinreel.data.file_container import FAILURES, open_container, video_stream
-from twinreel.data.file_source import VideoSource, file_source
-from twinreel.data.lmdb_store import find_store, stored
+from twinreel.data.decode.container import FAILURES, open_container, video_stream
+from twinreel.data.decode.source import VideoSource, file_source
 from twinreel.data.storage import open_video
+from twinreel.data.storage.lmdb_store import find_store, stored
 from twinreel.data.transforms import Cut
 from twinreel.errors import DataError
 

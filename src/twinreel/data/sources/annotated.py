@@ -3,8 +3,8 @@
     root/videos/                              the videos, at any depth
     root/annotations/train.csv, val.csv, ...  video_name,start_frame,label
 
-`twinreel.data.start_frames` says how frames become seconds. The same rows are read where such a CSV is named as a
-manifest; as a source, its file name is the split.
+`twinreel.data.manifest.start_frames` says how frames become seconds. The same rows are read where such a CSV is named
+as a manifest; as a source, its file name is the split.
 """
 
 from __future__ import annotations

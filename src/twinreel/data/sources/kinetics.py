@@ -3,8 +3,8 @@
     root/annotations/train.csv, val.csv, test.csv      label,youtube_id,time_start,time_end,split; or in root itself
     root/**/<youtube_id>_<start>_<end>.mp4             trimmed clips at any depth, or whole videos <youtube_id>.mp4
 
-`twinreel.data.kinetics_csv` says how a row finds its file. Labels are the names of the classes as the CSV has them; a
-class's number is its place among the sorted names.
+`twinreel.data.manifest.kinetics_csv` says how a row finds its file. Labels are the names of the classes as the CSV has
+them; a class's number is its place among the sorted names.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from twinreel.data.file_times import A_FRAME_A_PACKET, gives_frame
+from twinreel.data.decode.packet_times import A_FRAME_A_PACKET, gives_frame
 
 __all__ = ["ExpectedTimes", "OwedFrames"]
 

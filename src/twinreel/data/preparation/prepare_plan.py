@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from twinreel.data.clip import Caption, Clip
-from twinreel.data.collection import Listed, refuse_same_names
+from twinreel.data.preparation.collection import Listed, refuse_same_names
 from twinreel.errors import ConfigError
 
 __all__ = ["Plan", "Stretch", "moved_row", "plan_stretches"]

@@ -16,7 +16,7 @@ from typing import Any
 
 __all__ = ["Died", "each_file"]
 
-_PRELOAD = "twinreel.data.inspection"
+_PRELOAD = "twinreel.data.preparation.inspection"
 _LOOK_SECONDS = 1.0  # between looks at the clock while nothing is answered
 
 

@@ -24,14 +24,22 @@ from typing import Any
 
 from twinreel.data import sampling
 from twinreel.data.clip import Clip, Fault
-from twinreel.data.collection import Listed, claim, flush_folder, list_collection
-from twinreel.data.encode import Encoding, require_encoder
 from twinreel.data.manifest import write_manifest
-from twinreel.data.per_file import Died, each_file
-from twinreel.data.prepare_gain import Gain, Pair, measure_gain
-from twinreel.data.prepare_plan import Plan, Stretch, moved_row, plan_stretches
-from twinreel.data.prepare_work import PARTIAL, Job, Outcome, Record, failed, prepare_in_worker, prepare_video
-from twinreel.data.tables import write_whole
+from twinreel.data.manifest.tables import write_whole
+from twinreel.data.preparation.collection import Listed, claim, flush_folder, list_collection
+from twinreel.data.preparation.encode import Encoding, require_encoder
+from twinreel.data.preparation.per_file import Died, each_file
+from twinreel.data.preparation.prepare_gain import Gain, Pair, measure_gain
+from twinreel.data.preparation.prepare_plan import Plan, Stretch, moved_row, plan_stretches
+from twinreel.data.preparation.prepare_work import (
+    PARTIAL,
+    Job,
+    Outcome,
+    Record,
+    failed,
+    prepare_in_worker,
+    prepare_video,
+)
 from twinreel.errors import ConfigError, DataError
 
 __all__ = ["PrepareResult", "prepare_collection"]

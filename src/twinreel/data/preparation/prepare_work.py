@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from twinreel.data.collection import flush_folder
-from twinreel.data.encode import Encoding, encode_stretch
-from twinreel.data.lmdb_store import find_store, stored
-from twinreel.data.prepare_plan import Stretch
+from twinreel.data.preparation.collection import flush_folder
+from twinreel.data.preparation.encode import Encoding, encode_stretch
+from twinreel.data.preparation.prepare_plan import Stretch
 from twinreel.data.storage import Reader, open_video
+from twinreel.data.storage.lmdb_store import find_store, stored
 from twinreel.errors import DataError
 
 __all__ = ["PARTIAL", "Job", "Outcome", "Record", "failed", "prepare_in_worker", "prepare_video"]

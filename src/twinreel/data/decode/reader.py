@@ -4,7 +4,7 @@ Time is float seconds from the first shown frame. A frame is on show from its pr
 the last one until its own duration ends. Frames are found by presentation time, never by `time x frame rate`, and a
 random access gives the same pixels as decoding from the beginning. A damaged stretch is refused, not concealed.
 
-This file and its lower half (`frame_stream.py`, `planned.py` and the `file_` files) are the only room that touches a
+This file and its lower half (the other files of this folder) are the only room that touches a
 decoder (PyAV). docs/reading.md says what becomes of each kind of file.
 """
 
@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twinreel.data.file_damage import DamagedError, Lost, damage_error, loss_text
-from twinreel.data.file_source import VideoSource
-from twinreel.data.file_times import compare_header
-from twinreel.data.frame_stream import FrameStream, Shown
-from twinreel.data.pictures import Gathered, Pictures
-from twinreel.data.planned import Answer, NotPlain, PlannedReader
+from twinreel.data.decode.damage import DamagedError, Lost, damage_error, loss_text
+from twinreel.data.decode.frame_stream import FrameStream, Shown
+from twinreel.data.decode.packet_times import compare_header
+from twinreel.data.decode.pictures import Gathered, Pictures
+from twinreel.data.decode.planned import Answer, NotPlain, PlannedReader
+from twinreel.data.decode.source import VideoSource
 from twinreel.data.transforms import Cut
 from twinreel.errors import ConfigError, DataError
 

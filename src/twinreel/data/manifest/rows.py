@@ -32,14 +32,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from twinreel.data.class_names import read_class_names
 from twinreel.data.clip import Caption, Clip
-from twinreel.data.kinetics_csv import is_kinetics, kinetics_table
-from twinreel.data.path_lists import is_path_list, parse_path_list
-from twinreel.data.row_fields import check_template, parse_row, text_value
-from twinreel.data.start_frames import FrameRow, frame_windows, start_frame
-from twinreel.data.storage import collection_members, is_store, missing_paths
-from twinreel.data.tables import (
+from twinreel.data.manifest.class_names import read_class_names
+from twinreel.data.manifest.kinetics_csv import is_kinetics, kinetics_table
+from twinreel.data.manifest.path_lists import is_path_list, parse_path_list
+from twinreel.data.manifest.row_fields import check_template, parse_row, text_value
+from twinreel.data.manifest.start_frames import FrameRow, frame_windows, start_frame
+from twinreel.data.manifest.tables import (
     ALIASES,
     COLUMNS,
     LISTED,
@@ -54,6 +53,7 @@ from twinreel.data.tables import (
     read_text,
     write_whole,
 )
+from twinreel.data.storage import collection_members, is_store, missing_paths
 from twinreel.errors import ConfigError, DataError
 
 __all__ = [

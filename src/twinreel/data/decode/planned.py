@@ -21,10 +21,10 @@ from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from twinreel.data.file_container import FAILURES
-from twinreel.data.file_times import gives_frame
-from twinreel.data.frame_stream import FrameStream
-from twinreel.data.references import References
+from twinreel.data.decode.container import FAILURES
+from twinreel.data.decode.frame_stream import FrameStream
+from twinreel.data.decode.packet_times import gives_frame
+from twinreel.data.decode.references import References
 
 __all__ = ["Answer", "NotPlain", "PlannedReader"]
 

@@ -10,8 +10,8 @@ from av.container import InputContainer
 from av.stream import Discard, Disposition
 from av.video.stream import VideoStream
 
-from twinreel.data.file_source import FileSource
-from twinreel.data.filetype import describe_file
+from twinreel.data.decode.filetype import describe_file
+from twinreel.data.decode.source import FileSource
 from twinreel.errors import DataError
 
 __all__ = ["FAILURES", "MP4", "failure_text", "is_alpha", "open_container", "video_stream"]

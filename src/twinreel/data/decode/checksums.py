@@ -10,7 +10,7 @@ import bisect
 import os
 import zlib
 
-from twinreel.data.file_source import FileSource, Reader
+from twinreel.data.decode.source import FileSource, Reader
 
 __all__ = ["ClusterSums"]
 

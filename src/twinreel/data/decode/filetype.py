@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from twinreel.data.file_source import FileSource, Reader, file_source
+from twinreel.data.decode.source import FileSource, Reader, file_source
 
 __all__ = ["describe_file", "missing_bytes"]
 

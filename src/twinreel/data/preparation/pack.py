@@ -18,10 +18,17 @@ from typing import Any, Literal
 import lmdb
 
 from twinreel.data.clip import Fault
-from twinreel.data.collection import Listed, claim, flush_folder, list_collection, refuse_same_names, write_lists
-from twinreel.data.filetype import describe_file
-from twinreel.data.frame_folder import image_size
-from twinreel.data.lmdb_store import FACTS, IMAGE_SUFFIXES, key_of, open_error
+from twinreel.data.decode.filetype import describe_file
+from twinreel.data.preparation.collection import (
+    Listed,
+    claim,
+    flush_folder,
+    list_collection,
+    refuse_same_names,
+    write_lists,
+)
+from twinreel.data.storage.frame_folder import image_size
+from twinreel.data.storage.lmdb_store import FACTS, IMAGE_SUFFIXES, key_of, open_error
 from twinreel.errors import ConfigError, DataError
 
 __all__ = ["PackResult", "pack_collection"]

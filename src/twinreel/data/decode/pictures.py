@@ -13,7 +13,7 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import Interpolation, VideoReformatter
 from torch import Tensor
 
-from twinreel.data.file_container import FAILURES, failure_text
+from twinreel.data.decode.container import FAILURES, failure_text
 from twinreel.data.transforms import Cut, cut_frames
 from twinreel.errors import DataError
 

@@ -20,8 +20,8 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from twinreel.data.decode import Frames, VideoInfo, VideoReader
-from twinreel.data.frame_folder import TIMES_FILE, FrameFolder, is_frame_folder, is_image
-from twinreel.data.lmdb_store import find_store, is_store, many_looked_up, store_keys, stored
+from twinreel.data.storage.frame_folder import TIMES_FILE, FrameFolder, is_frame_folder, is_image
+from twinreel.data.storage.lmdb_store import find_store, is_store, many_looked_up, store_keys, stored
 from twinreel.data.transforms import Cut
 from twinreel.errors import DataError
 

@@ -20,13 +20,13 @@ from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from twinreel.data.file_checks import ClusterSums
-from twinreel.data.file_container import FAILURES, MP4, failure_text, is_alpha, open_container, video_stream
-from twinreel.data.file_damage import Lost
-from twinreel.data.file_expected import ExpectedTimes, OwedFrames
-from twinreel.data.file_source import FileSource, VideoSource, file_source
-from twinreel.data.file_times import duration_seconds, packet_times
-from twinreel.data.filetype import describe_file, missing_bytes
+from twinreel.data.decode.checksums import ClusterSums
+from twinreel.data.decode.container import FAILURES, MP4, failure_text, is_alpha, open_container, video_stream
+from twinreel.data.decode.damage import Lost
+from twinreel.data.decode.expected import ExpectedTimes, OwedFrames
+from twinreel.data.decode.filetype import describe_file, missing_bytes
+from twinreel.data.decode.packet_times import duration_seconds, packet_times
+from twinreel.data.decode.source import FileSource, VideoSource, file_source
 from twinreel.errors import DataError
 
 __all__ = ["FAILURES", "FrameStream", "Shown", "failure_text"]

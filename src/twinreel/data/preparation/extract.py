@@ -22,10 +22,10 @@ from PIL import Image
 from torch import Tensor
 
 from twinreel.data.clip import Fault
-from twinreel.data.collection import claim, flush_folder, list_collection, refuse_same_names, write_lists
-from twinreel.data.frame_folder import TIMES_FILE
-from twinreel.data.per_file import Died, each_file
+from twinreel.data.preparation.collection import claim, flush_folder, list_collection, refuse_same_names, write_lists
+from twinreel.data.preparation.per_file import Died, each_file
 from twinreel.data.storage import content_digest, open_video, video_state
+from twinreel.data.storage.frame_folder import TIMES_FILE
 from twinreel.errors import ConfigError, DataError
 
 __all__ = ["ExtractResult", "extract_collection"]

@@ -17,8 +17,8 @@ from typing import Any
 
 from twinreel.data.captions import collection_captions
 from twinreel.data.clip import Clip, Fault
-from twinreel.data.inspection import VideoReport, inspect_videos, same_content
 from twinreel.data.manifest import read_folder, read_manifest, read_manifests
+from twinreel.data.preparation.inspection import VideoReport, inspect_videos, same_content
 from twinreel.data.sources import annotated
 from twinreel.errors import ConfigError
 from twinreel.text import Vocabulary

@@ -28,8 +28,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from twinreel.data.decode import Frames, VideoInfo
-from twinreel.data.filetype import describe_file
-from twinreel.data.lmdb_store import IMAGE_SUFFIXES
+from twinreel.data.decode.filetype import describe_file
+from twinreel.data.storage.lmdb_store import IMAGE_SUFFIXES
 from twinreel.data.transforms import Cut, cut_frames
 from twinreel.errors import DataError
 

@@ -13,10 +13,10 @@ import av
 from av.packet import Packet
 from av.video.stream import VideoStream
 
-from twinreel.data.file_container import FAILURES, MP4, open_container, video_stream
+from twinreel.data.decode.container import FAILURES, MP4, open_container, video_stream
 
 if TYPE_CHECKING:
-    from twinreel.data.frame_stream import FrameStream
+    from twinreel.data.decode.frame_stream import FrameStream
 
 __all__ = ["A_FRAME_A_PACKET", "compare_header", "duration_seconds", "gives_frame", "packet_times"]
 

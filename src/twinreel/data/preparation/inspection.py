@@ -18,9 +18,9 @@ from typing import Any
 
 from twinreel.data.clip import Clip
 from twinreel.data.dataset import window_in_video
-from twinreel.data.lmdb_store import Stored, find_store, stored
-from twinreel.data.per_file import Died, each_file
+from twinreel.data.preparation.per_file import Died, each_file
 from twinreel.data.storage import Reader, missing_paths, open_video
+from twinreel.data.storage.lmdb_store import Stored, find_store, stored
 from twinreel.data.transforms import Cut
 from twinreel.errors import ConfigError, DataError
 

@@ -1,0 +1,25 @@
+"""Manifests: a CSV or JSONL file of rows about videos, read into `Clip` rows, checked and written."""
+
+from twinreel.data.manifest.rows import (
+    VIDEO_SUFFIXES,
+    check_target,
+    missing_videos,
+    read_folder,
+    read_manifest,
+    read_manifests,
+    unused_columns,
+    walk_files,
+    write_manifest,
+)
+
+__all__ = [
+    "VIDEO_SUFFIXES",
+    "check_target",
+    "missing_videos",
+    "read_folder",
+    "read_manifest",
+    "read_manifests",
+    "unused_columns",
+    "walk_files",
+    "write_manifest",
+]
