@@ -175,7 +175,7 @@ T = TypeVar("T")
 def _with_fault(row: Clip, shape: tuple[int, ...], num_candidates: int, read: Callable[[], T]) -> T | Sample:
     try:
         return read()
-    except DataError as error:
+    except (DataError, OSError) as error:  # a file that is there, on a disk that fails
         *lead, num_frames, side = shape
         return Sample(
             id=row.id,

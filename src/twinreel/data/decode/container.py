@@ -14,10 +14,12 @@ from twinreel.data.decode.filetype import describe_file
 from twinreel.data.decode.source import FileSource
 from twinreel.errors import DataError
 
-__all__ = ["FAILURES", "MP4", "failure_text", "is_alpha", "open_container", "video_stream"]
+__all__ = ["FAILURES", "MP4", "PLAIN_FORMATS", "failure_text", "is_alpha", "open_container", "video_stream"]
 
-FAILURES = (av.FFmpegError, OSError, ValueError, RuntimeError)  # what PyAV raises about a file
+# What PyAV raises about a file; IndexError where a stream appears in the middle of it.
+FAILURES = (av.FFmpegError, OSError, ValueError, RuntimeError, IndexError)
 MP4 = "mov,mp4,m4a,3gp,3g2,mj2"
+PLAIN_FORMATS = (MP4, "matroska,webm")  # every packet has its time, key frames are marked
 _WITHOUT_PTS = ("avi", "matroska,webm")  # Matroska only where it wraps the codecs of an AVI
 _NOT_VIDEOS = ("concat", "hls", "dash", "image2", "tty")  # lists of other files; and `*_pipe`, single images
 _NO_VIDEO = Disposition.attached_pic.value | Disposition.timed_thumbnails.value
@@ -28,6 +30,7 @@ _BUFFER_BYTES = 1 << 16  # read at once from bytes or a file object
 # A decoder tells of what it finds wrong instead of filling it in, and checks the checksums of those codecs that have
 # them. The stricter flags (careful, compliant, aggressive) refuse sound files of old encoders.
 _TELL_ERRORS = "crccheck+bitstream+buffer+explode"
+_STUFFED_CODECS = ("mpeg1video", "mpeg2video")  # bits left over are legal there: encoders of constant rate fill up
 
 
 def failure_text(error: BaseException) -> str:
@@ -86,7 +89,8 @@ def video_stream(container: InputContainer, source: FileSource) -> VideoStream:
     if context is None:
         raise DataError(f"{source.name}: its video has a codec that this FFmpeg can't decode")
     context.thread_type, context.thread_count = ThreadType.NONE, 1
-    context.options = {"err_detect": _TELL_ERRORS}
+    stuffed = context.name in _STUFFED_CODECS
+    context.options = {"err_detect": _TELL_ERRORS.replace("bitstream+", "") if stuffed else _TELL_ERRORS}
     for stream in container.streams:
         if stream is not chosen:
             stream.discard = Discard.all

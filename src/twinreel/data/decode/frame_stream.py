@@ -21,7 +21,15 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from twinreel.data.decode.checksums import ClusterSums
-from twinreel.data.decode.container import FAILURES, MP4, failure_text, is_alpha, open_container, video_stream
+from twinreel.data.decode.container import (
+    FAILURES,
+    MP4,
+    PLAIN_FORMATS,
+    failure_text,
+    is_alpha,
+    open_container,
+    video_stream,
+)
 from twinreel.data.decode.damage import Lost
 from twinreel.data.decode.expected import ExpectedTimes, OwedFrames
 from twinreel.data.decode.filetype import describe_file, missing_bytes
@@ -33,10 +41,10 @@ __all__ = ["FAILURES", "FrameStream", "Shown", "failure_text"]
 
 _INDEXED_FORMATS = (MP4, "avi")  # FFmpeg reads their whole index when it opens them
 _SPARSE_TIMES = ("mpeg",)  # most packets have none: what is guessed for them after a seek is not what it was before
-_PLAIN_FORMATS = (MP4, "matroska,webm")
 _DELAYED_CODECS = ("h264", "hevc")
 _BROADCASTS = ("mpegts", "mpeg", "h264", "hevc", "m4v", "mpegvideo", "obu", "av1")  # may begin anywhere
 _SEEK_BACK_SECONDS = (0.0, 1.0, 4.0, 16.0, 64.0)  # a seek that lands late is tried again from so much earlier
+_MOST_LOST_SEEKS = 3  # then it is read in order: a video that is refreshed bit by bit has no key frames
 _SEEK_WORTH_FRAMES = 6  # a seek costs about as much as decoding this many frames, most of it the decoder's delay
 
 
@@ -85,7 +93,10 @@ class FrameStream:
         self._key_gap_seconds = 2.0  # how far apart key frames are, at least, where the file has no complete index
         self._spare: InputContainer | None = None  # lends its decoder after damage
         self._met_damage = False
+        self._num_lost_seeks = 0  # in a row
         self.is_moved = False
+        self.can_seek = False
+        self.usual_step = 1
         self._run: Generator[Shown, None, None]
         self.container: InputContainer
         self._open()
@@ -133,7 +144,7 @@ class FrameStream:
 
         The file is moved then. None, and the file is as just opened, where not everything is as it should be.
         """
-        if self.container.format.name not in _PLAIN_FORMATS or self.video.codec_context.name not in _DELAYED_CODECS:
+        if self.container.format.name not in PLAIN_FORMATS or self.video.codec_context.name not in _DELAYED_CODECS:
             return None
         try:
             frame = self._lone_frame()
@@ -208,7 +219,10 @@ class FrameStream:
     @cached_property
     def missing_bytes(self) -> int:
         """By how many bytes the file is shorter than its container declares."""
-        return missing_bytes(self.source)
+        try:
+            return missing_bytes(self.source)
+        except OSError as error:
+            raise DataError(f"{self.path}: can't be read any more: {error.strerror or error}") from error
 
     def seek_helps(self, shown: Shown, seconds: float) -> bool:
         """Whether a key frame lies far enough ahead of `shown`, at or before `seconds`, that a seek saves decoding."""
@@ -240,7 +254,10 @@ class FrameStream:
                 break
             landed = self._land(seconds - back)
             if landed is not None and landed.pts_seconds <= seconds + self.tolerance:
+                self._num_lost_seeks = 0
                 return landed
+        self._num_lost_seeks += 1
+        self.can_seek = self.can_seek and self._num_lost_seeks < _MOST_LOST_SEEKS
         return None
 
     def _land(self, seconds: float) -> Shown | None:
@@ -259,7 +276,9 @@ class FrameStream:
         self.is_moved = False
         self._run = self._decode()
         landed = self.next()
-        if landed is None or not (landed.frame.key_frame or landed.pts_seconds == self.first.pts_seconds):
+        if landed is None or (landed.frame.pts is None and landed.frame.dts is None):
+            return None  # a decoder that was emptied at the end of an AVI does not say when its frame is
+        if not (landed.frame.key_frame or landed.pts_seconds == self.first.pts_seconds):
             return None
         return landed
 
@@ -333,6 +352,7 @@ class FrameStream:
         started = name not in _BROADCASTS
         expected = ExpectedTimes(codec, name, started)
         owed, begun = OwedFrames(codec), False
+        first_key: int | None = None  # what is shown before it needs what came before it, and is no loss
         self._drained = False
         while True:
             try:
@@ -349,6 +369,9 @@ class FrameStream:
             self._drained = packet.size == 0
             expected.send(packet)
             started = started or packet.is_keyframe
+            if first_key is None and packet.is_keyframe:
+                first_key = packet.pts
+            leads = first_key is not None and packet.pts is not None and packet.pts < first_key
             if started and (wrong := self.fault_of(packet)):
                 self._met_damage = True
                 yield _Loss(wrong, at)
@@ -360,7 +383,7 @@ class FrameStream:
                 frames = self._decoder.decode(packet)
             except FAILURES as error:
                 self._trouble = failure_text(error)
-                if started:
+                if started and not leads:
                     self._is_spoiled = self._met_damage = True
                     yield _Loss(self._trouble, at)
                 continue
@@ -386,7 +409,8 @@ class FrameStream:
         if _is_encrypted(packet):  # some streams begin in the clear
             return "it is encrypted"
         if packet.is_corrupt:
-            return "an incomplete packet"
+            joined = self.container.format.name == "mpegts"  # its packet counter breaks there
+            return "an incomplete packet, or pieces that were joined" if joined else "an incomplete packet"
         if self._is_misplaced(packet):
             return "its parts are not where its index says"
         try:

@@ -13,7 +13,7 @@ import av
 from av.packet import Packet
 from av.video.stream import VideoStream
 
-from twinreel.data.decode.container import FAILURES, MP4, open_container, video_stream
+from twinreel.data.decode.container import FAILURES, MP4, PLAIN_FORMATS, open_container, video_stream
 
 if TYPE_CHECKING:
     from twinreel.data.decode.frame_stream import FrameStream
@@ -25,7 +25,6 @@ A_FRAME_A_PACKET = frozenset(
     "av1 dnxhd dvvideo ffv1 ffvhuff flv gif h263 h264 hevc huffyuv jpeg2000 libdav1d mjpeg mpeg1video mpeg2video mpeg4 "
     "msmpeg4 msmpeg4v2 png prores rawvideo vp8 vp9 wmv1 wmv2".split()
 )
-_TOLD_BY_HEADER = (MP4, "matroska,webm")  # what streams there are
 _IN_FIELDS = ("h264", "hevc")  # where they are interlaced, each field may have a packet
 _TINY_MPEG4_BYTES = 16  # an MPEG-4 packet as small may say "no frame here"
 
@@ -91,7 +90,7 @@ def _packet_end(stream: FrameStream, packet: Packet[VideoStream]) -> float:
 def _packets(stream: FrameStream, seconds: float | None) -> Iterator[Packet[VideoStream]]:
     """The packets from `seconds` on, as far as they can be read: reading frames beyond says what is wrong there."""
     lent = None if seconds is None else stream.lend()
-    container = lent or open_container(stream.source, for_packets=stream.container.format.name in _TOLD_BY_HEADER)
+    container = lent or open_container(stream.source, for_packets=stream.container.format.name in PLAIN_FORMATS)
     try:
         video = stream.video if lent is not None else video_stream(container, stream.source)
         if seconds is not None:

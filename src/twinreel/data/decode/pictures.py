@@ -15,7 +15,7 @@ from torch import Tensor
 
 from twinreel.data.decode.container import FAILURES, failure_text
 from twinreel.data.transforms import Cut, cut_frames
-from twinreel.errors import DataError
+from twinreel.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,6 +42,13 @@ class Pictures:
         self._coded = (first.width, first.height)
         self._transposed, self._flips = _orientation(first)
         self.width, self.height = self._coded[::-1] if self._transposed else self._coded
+
+    def check_cut(self, cut: Cut) -> None:
+        """ConfigError if a cut does not lie in the picture."""
+        low, right = cut.top + cut.height, cut.left + cut.width
+        inside = 0 <= cut.top < low <= self.height and 0 <= cut.left < right <= self.width
+        if not inside or cut.size < 1:
+            raise ConfigError(f"{self.path}: {cut} does not lie in the picture of {self.height} x {self.width} pixels")
 
     def rgb(self, frame: VideoFrame) -> NDArray[np.uint8]:
         """The frame as shown: uint8 (H, W, 3) RGB."""

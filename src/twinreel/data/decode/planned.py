@@ -21,14 +21,13 @@ from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from twinreel.data.decode.container import FAILURES
+from twinreel.data.decode.container import FAILURES, MP4, PLAIN_FORMATS
 from twinreel.data.decode.frame_stream import FrameStream
 from twinreel.data.decode.packet_times import gives_frame
 from twinreel.data.decode.references import References
 
 __all__ = ["Answer", "NotPlain", "PlannedReader"]
 
-_FORMATS = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")  # every packet has its time, key frames are marked
 _IN_ORDER = ("vp8", "vp9", "av1", "libdav1d")  # packets come in the order in which their frames are shown
 _MOST_PACKETS = 2000  # between two key frames: more are not kept in memory
 _MOST_BYTES = 128 << 20
@@ -79,7 +78,7 @@ class PlannedReader:
     @staticmethod
     def can_read(stream: FrameStream) -> bool:
         """Whether the packets of the file tell enough: times, key frames, nothing cut off."""
-        return stream.has_plain_times and stream.container.format.name in _FORMATS and not stream.missing_bytes
+        return stream.has_plain_times and stream.container.format.name in PLAIN_FORMATS and not stream.missing_bytes
 
     def frames_at(self, times: Sequence[float], *, hold_last: bool = False) -> Generator[Answer, None, None]:
         """The frame on show at each of `times` (seconds, ascending), every frame once.
@@ -202,7 +201,7 @@ class PlannedReader:
         packets = [self._ahead.popleft()]
         following: list[Packet[VideoStream]] = []  # the next key frame, and what must be read to be sure
         size = 0
-        stops = self._stream.container.format.name == _FORMATS[0]
+        stops = self._stream.container.format.name == MP4
         in_order = self._codec in _IN_ORDER
         while (packet := self._next_packet()) is not None:
             size += packet.size

@@ -188,6 +188,10 @@ class VideoReader:
         `allow_partial` the times at which frames are lost are left out instead, counted in `num_missing`, with a
         warning (DataError if none is left).
         """
+        if isinstance(times, (int, float)):
+            raise ConfigError(f"{self.path}: times are a list of seconds; got {times!r}: write [{times!r}]")
+        if cut is not None:
+            self._pictures.check_cut(cut)
         wanted = [float(time) for time in times]
         if not wanted or not all(map(math.isfinite, wanted)):
             raise DataError(f"{self.path}: frames wanted at {wanted}; give at least one time, all of them finite")

@@ -90,7 +90,7 @@ def file_source(source: VideoSource | FileSource) -> FileSource:
         return FileSource(path, path)
     if isinstance(source, (bytes, bytearray, memoryview)):
         return FileSource("<bytes>", None, _Memory("<bytes>", memoryview(source).cast("B")))
-    if isinstance(getattr(source, "data", None), memoryview):
+    if isinstance(getattr(source, "data", None), memoryview) and hasattr(source, "name"):
         return FileSource(str(source.name), None, source)
     return FileSource(_checked_name(source), None, cast("BinaryIO", source))
 

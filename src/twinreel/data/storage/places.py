@@ -83,6 +83,8 @@ def open_video(video: str) -> Reader:
         return VideoReader(video)
     if os.path.isdir(video) and not is_store(video):
         return FrameFolder(video)
+    if os.path.exists(video) and not os.path.isdir(video):
+        raise DataError(f"{video}: not a regular file (a pipe, a socket or a device)")
     place = find_store(video)
     if place is not None:
         value = stored(*place)
