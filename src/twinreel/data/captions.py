@@ -21,7 +21,7 @@ from typing import Any
 
 from twinreel.data.clip import Caption, Clip, Fault
 from twinreel.data.manifest.row_fields import check_times
-from twinreel.data.manifest.tables import bad_rows, column_names, read_table
+from twinreel.data.tables import bad_rows, column_names, read_table
 from twinreel.errors import DataError
 
 __all__ = ["collection_captions", "missing_caption_files", "read_caption_file", "row_captions"]

@@ -34,6 +34,7 @@ from twinreel.data.decode.damage import Lost
 from twinreel.data.decode.expected import ExpectedTimes, OwedFrames
 from twinreel.data.decode.filetype import describe_file, missing_bytes
 from twinreel.data.decode.packet_times import duration_seconds, packet_times
+from twinreel.data.decode.references import References
 from twinreel.data.decode.source import FileSource, VideoSource, file_source
 from twinreel.errors import DataError
 
@@ -352,6 +353,7 @@ class FrameStream:
         started = name not in _BROADCASTS
         expected = ExpectedTimes(codec, name, started)
         owed, begun = OwedFrames(codec), False
+        opens, num_following = False, 0
         first_key: int | None = None  # what is shown before it needs what came before it, and is no loss
         self._drained = False
         while True:
@@ -370,8 +372,11 @@ class FrameStream:
             expected.send(packet)
             started = started or packet.is_keyframe
             if first_key is None and packet.is_keyframe:
-                first_key = packet.pts
+                first_key, opens = packet.pts, References(self.video).opens_group(packet)
             leads = first_key is not None and packet.pts is not None and packet.pts < first_key
+            num_following += first_key is not None and not leads
+            # The first frame behind such a key frame may drop references that are not there: an error, and no loss.
+            excused = leads or (opens and num_following == 2)
             if started and (wrong := self.fault_of(packet)):
                 self._met_damage = True
                 yield _Loss(wrong, at)
@@ -383,7 +388,7 @@ class FrameStream:
                 frames = self._decoder.decode(packet)
             except FAILURES as error:
                 self._trouble = failure_text(error)
-                if started and not leads:
+                if started and not excused:
                     self._is_spoiled = self._met_damage = True
                     yield _Loss(self._trouble, at)
                 continue

@@ -297,10 +297,19 @@ class PlannedReader:
         depth = context.reorder_depth
         context.flush_buffers()
         context.reorder_depth = depth  # flushing may forget it, and then B-frames are dropped
-        for packet, comes in packets:
+        opens = False
+        for number, (packet, comes) in enumerate(packets):
             if comes:
                 due.add(_pts(packet))
-            yield from context.decode(packet)
+            if not number:
+                opens = self._references.opens_group(packet)
+            try:
+                frames = context.decode(packet)
+            except FAILURES:
+                if not (opens and number == 1):  # it may drop references that are not there; its frame must come
+                    raise
+                frames = []
+            yield from frames
         yield from context.decode(None)
 
 

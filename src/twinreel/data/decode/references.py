@@ -10,6 +10,7 @@ from av.video.stream import VideoStream
 
 __all__ = ["References"]
 
+_H264_IDR = 5
 _START = b"\x00\x00\x01"
 _HEVC_NON_REFERENCE = frozenset(range(0, 16, 2))  # the sub-layer non-reference types, ITU-T H.265 table 7-1
 
@@ -24,6 +25,13 @@ class References:
         place = {"h264": 4, "hevc": 21}.get(name, 0)
         packed = len(extradata) > place and extradata[0] == 1
         self._length_bytes = (extradata[place] & 3) + 1 if packed else 0  # 0: start codes separate the units
+
+    def opens_group(self, packet: Packet[VideoStream]) -> bool:
+        """Whether a key frame of H.264 is no IDR: frames behind it may name references from before it."""
+        if self._layer is not _h264_layer:
+            return False
+        data: Any = memoryview(packet)
+        return not any(data[at] & 31 == _H264_IDR for at in self._units(data))
 
     def droppable(self, packets: Sequence[Packet[VideoStream]]) -> list[bool]:
         """For each packet of a group whether no other frame needs its frame.

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from twinreel.data.manifest.tables import read_text
+from twinreel.data.tables import read_text
 from twinreel.errors import DataError
 
 __all__ = ["read_class_names"]

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from twinreel.data.manifest.tables import VIDEO_SUFFIXES, Table
+from twinreel.data.tables import VIDEO_SUFFIXES, Table
 
 __all__ = ["is_kinetics", "kinetics_table"]
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from twinreel.data.manifest.tables import ALIASES, COLUMNS, VIDEO_SUFFIXES, Table
+from twinreel.data.tables import ALIASES, COLUMNS, VIDEO_SUFFIXES, Table
 from twinreel.errors import DataError
 
 __all__ = ["is_path_list", "parse_path_list"]

@@ -38,7 +38,8 @@ from twinreel.data.manifest.kinetics_csv import is_kinetics, kinetics_table
 from twinreel.data.manifest.path_lists import is_path_list, parse_path_list
 from twinreel.data.manifest.row_fields import check_template, parse_row, text_value
 from twinreel.data.manifest.start_frames import FrameRow, frame_windows, start_frame
-from twinreel.data.manifest.tables import (
+from twinreel.data.storage import collection_members, is_store, missing_paths
+from twinreel.data.tables import (
     ALIASES,
     COLUMNS,
     LISTED,
@@ -53,7 +54,6 @@ from twinreel.data.manifest.tables import (
     read_text,
     write_whole,
 )
-from twinreel.data.storage import collection_members, is_store, missing_paths
 from twinreel.errors import ConfigError, DataError
 
 __all__ = [

@@ -22,8 +22,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from twinreel.data.manifest.tables import bad_rows, write_whole
 from twinreel.data.storage import open_video, video_state
+from twinreel.data.tables import bad_rows, write_whole
 from twinreel.errors import DataError
 
 __all__ = ["FrameRow", "frame_windows", "start_frame"]

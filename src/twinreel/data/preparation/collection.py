@@ -13,8 +13,8 @@ from pathlib import Path
 
 from twinreel.data.clip import Clip, Fault
 from twinreel.data.manifest import read_folder, read_manifest, walk_files, write_manifest
-from twinreel.data.manifest.tables import LISTED, write_whole
 from twinreel.data.storage import is_store
+from twinreel.data.tables import LISTED, write_whole
 from twinreel.errors import DataError
 
 __all__ = ["Listed", "claim", "flush_folder", "list_collection", "refuse_same_names", "write_lists"]

@@ -25,7 +25,6 @@ from typing import Any
 from twinreel.data import sampling
 from twinreel.data.clip import Clip, Fault
 from twinreel.data.manifest import write_manifest
-from twinreel.data.manifest.tables import write_whole
 from twinreel.data.preparation.collection import Listed, claim, flush_folder, list_collection
 from twinreel.data.preparation.encode import Encoding, require_encoder
 from twinreel.data.preparation.per_file import Died, each_file
@@ -40,6 +39,7 @@ from twinreel.data.preparation.prepare_work import (
     prepare_in_worker,
     prepare_video,
 )
+from twinreel.data.tables import write_whole
 from twinreel.errors import ConfigError, DataError
 
 __all__ = ["PrepareResult", "prepare_collection"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from twinreel.data.captions import missing_caption_files
 from twinreel.data.clip import Clip
-from twinreel.data.manifest.tables import bad_rows, column_names, read_table
+from twinreel.data.tables import bad_rows, column_names, read_table
 from twinreel.errors import ConfigError, DataError
 
 __all__ = ["rows"]

@@ -24,7 +24,7 @@ from typing import Any
 
 import lmdb
 
-from twinreel.data.manifest.tables import VIDEO_SUFFIXES
+from twinreel.data.tables import VIDEO_SUFFIXES
 from twinreel.errors import DataError
 
 __all__ = [
