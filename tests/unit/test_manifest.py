@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from twinreel.data import tables
 from twinreel.data.clip import Caption, Clip
 from twinreel.data.manifest import (
     missing_videos,
     read_folder,
     read_manifest,
     read_manifests,
-    tables,
     unused_columns,
     write_manifest,
 )
