@@ -90,7 +90,7 @@ def check_recipe(recipe: Recipe, sheet: Path, *, steps: int = 0) -> CheckResult:
         "captions": f"the first {MOST_CAPTIONS}" if len(captions) == MOST_CAPTIONS else len(captions),
         **_vocabulary_facts(model, captions),
         "steps": f"{parts.plan.steps_per_epoch} an epoch, {parts.total_steps} in all",
-        "clip": preprocessing.clip_length,
+        "clip": preprocessing.clip_words(recipe.data.clip_start),
         "network_input": "x".join(map(str, video.shape)),
         "value_range": f"{video.min():.3f} to {video.max():.3f}",
         "unreadable": f"{len(batch.faults)} of the first {len(batch.ids)} samples",

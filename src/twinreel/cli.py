@@ -68,6 +68,8 @@ def main() -> None:
     except SystemExit as end:  # typer ends with 1 where a pipe breaks
         broken = isinstance(end.__context__, OSError) and end.__context__.errno == errno.EPIPE
         code = 0 if broken else end.code
+        if code == 130:  # typer turns Ctrl-C into this
+            print("twinreel: interrupted", file=sys.stderr)
     except KeyboardInterrupt:
         print("twinreel: interrupted", file=sys.stderr)
         code = 130

@@ -60,6 +60,8 @@ def check(
 
     if write_clean is not None:
         check_target(write_clean)
+        if any(Path(source).exists() and write_clean.exists() and write_clean.samefile(source) for source in sources):
+            raise ConfigError(f"--write-clean {write_clean} would overwrite the list that is checked; choose another")
     words = None if vocabulary is None else Vocabulary.load(vocabulary)
     rows, groups = read_collection(sources, root=root, split=split, class_names=class_names)
     progress = Progress()
@@ -123,7 +125,7 @@ def pack(
         report=lambda what, done, total: progress.show(f"{what} {done / 1e6:.1f}/{total / 1e6:.1f} MB"),
     )
     progress.clear()
-    print(_as_json(result) if as_json else _packed(result))
+    print(_as_json(result) if as_json else _packed(result, kind))
     _end(result.faults, "not packed", Path(result.store))
 
 
@@ -155,6 +157,12 @@ def extract(
     )
     progress.clear()
     print(_as_json(result) if as_json else _extracted(result))
+    if result.repeated:
+        print(
+            f"twinreel: --rate {rate:g} is above the rate of {len(result.repeated)} videos, whose images repeat frames "
+            f"(first: {next(iter(result.repeated))}); leave --rate out for every frame",
+            file=sys.stderr,
+        )
     _end(result.faults, "not extracted", Path(result.folder))
 
 
@@ -215,24 +223,32 @@ def _suffixes(words: list[str] | None) -> set[str] | None:
     return {f".{name}" for name in names} or None
 
 
-def _packed(result: Any) -> str:
+def _packed(result: Any, kind: str) -> str:
     left_out = ", ".join(f"{number} {suffix or 'without ending'}" for suffix, number in result.left_out.items())
     lines = [
         f"{result.listed} files listed: {result.packed} packed, {result.already_there} already there, "
-        f"{len(result.faults)} failed; {result.bytes / 1e6:.1f} MB of videos or images, each compared with its file",
+        f"{len(result.faults)} failed; {result.bytes / 1e6:.1f} MB of {kind}s, each compared with its file",
         *([f"left out by their ending: {left_out}"] if left_out else []),
         f"{result.store}",
-        _train_from(result.store, result.manifest),
+        *([_train_from(result.store, result.manifest)] if kind == "video" else []),
     ]
     return "\n".join(lines)
 
 
 def _extracted(result: Any) -> str:
-    return (
+    lines = [
         f"{result.listed} videos listed: {result.written} written, {result.already_there} already there, "
-        f"{len(result.faults)} failed; {result.images} images, {result.bytes / 1e6:.1f} MB\n"
-        f"{result.folder}\n{_train_from(result.folder, result.manifest)}"
-    )
+        f"{len(result.faults)} failed; {result.images} images, {result.bytes / 1e6:.1f} MB"
+    ]
+    if result.unlisted:
+        lines.append(
+            f"{len(result.unlisted)} folders are of videos that are not listed now and are not in the manifest; delete "
+            f"them if they are not wanted (first: {result.unlisted[0]})"
+        )
+    lines.append(result.folder)
+    if result.manifest is not None:
+        lines.append(_train_from(result.folder, result.manifest))
+    return "\n".join(lines)
 
 
 def _train_from(root: str, manifest: str) -> str:

@@ -288,7 +288,7 @@ def evaluate_retrieval(
         "candidates": len(gallery.candidates),
         "evaluated": f"{len(gallery.candidates)}/{expected} videos",
         "windows": f"{rules.windows_a_row} a video, {section.windows}, embeddings averaged",
-        "frames": _frames_fact(preprocessing),
+        "frames": _frames_fact(preprocessing, section.windows),
         "repeated_frames": f"{repeated} of {expected * rules.windows_a_row * preprocessing.num_frames}"
         " (the last one of a video shorter than a clip)",
         "crop": rules.framing,
@@ -313,9 +313,10 @@ def view_rules(preprocessing: Preprocessing, section: EvalSection) -> ViewRules:
     )
 
 
-def _frames_fact(preprocessing: Preprocessing) -> str:
-    if preprocessing.frame_rate is None:
-        return preprocessing.clip_length
+def _frames_fact(preprocessing: Preprocessing, windows: str) -> str:
+    if preprocessing.frame_rate is None or windows == "whole":
+        # eval.windows=uniform spreads clips; data.clip_start=uniform spreads the frames of one
+        return preprocessing.clip_words("" if windows == "uniform" else windows)
     return f"{preprocessing.num_frames} at {preprocessing.frame_rate:g} a second ({preprocessing.clip_seconds:g} s)"
 
 

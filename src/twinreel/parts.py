@@ -32,6 +32,7 @@ from twinreel.data.dataset import ClipDataset, TrainingRules
 from twinreel.data.loader import load_batches, refuse_missing_files
 from twinreel.data.manifest import missing_videos
 from twinreel.data.plan import Plan, Shares
+from twinreel.data.tables import did_you_mean
 from twinreel.distributed import alike, gather_objects, together, world
 from twinreel.errors import CheckpointError, ConfigError, DataError
 from twinreel.evaluation import build_gallery, view_rules
@@ -126,6 +127,7 @@ def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Par
             "machines share"
         )
     rows = training_rows(recipe)
+    _check_flip_labels(recipe, rows)
     eval_rows = _checked_evaluation_rows(recipe) if evaluates(recipe) else []
     missing = refuse_missing_files(rows, recipe.data.max_faults)
     plan = Plan(num_rows=len(rows), seed=train.seed, global_batch_size=train.global_batch_size, views_per_row=views)
@@ -325,6 +327,19 @@ def learning_rate(recipe: Recipe, parts: Parts, step: int) -> float:
     )
 
 
+def _check_flip_labels(recipe: Recipe, rows: Sequence[Clip]) -> None:
+    """Labels whose meaning a mirror image changes must be labels of some row: a typing error would mirror them.
+
+    Raises:
+        ConfigError: one of them is none.
+    """
+    named = recipe.data.flip_labels
+    there = {str(label) for row in rows for label in row.labels}
+    wrong = [name for pair in named.items() for name in pair if name is not None and name not in there]
+    if wrong:
+        raise ConfigError(f"data.flip_labels: no row has the label {wrong[0]!r}{did_you_mean(wrong[0], there)}")
+
+
 def compared_clips(recipe: Recipe, parts: Parts) -> int:
     """Clips that one loss sees: of the micro-batch in all processes, or of the global batch if negatives are cached."""
     if recipe.train.cached_negatives:
@@ -364,7 +379,7 @@ def start_line(recipe: Recipe, parts: Parts, step: int) -> str:
         f"{_counted(shares.num_micro_batches, 'micro-batch')} x {' or '.join(map(str, sizes))} clips{views} on "
         f"{parts.device}, {num_negatives(recipe, parts)} negative captions a clip (of the {whole}), "
         f"precision {train.precision}, batch norm {train.batch_norm}, seed {train.seed}",
-        f"a clip is {prep.clip_length}, {prep.crop_size} x {prep.crop_size} pixels",
+        f"a clip is {prep.clip_words(recipe.data.clip_start)}, {prep.crop_size} x {prep.crop_size} pixels",
         f"learning rate first {rates[0]:.3g}, highest {rates[1]:.3g}, last {rates[2]:.3g} ({recipe.optim.name}{own}, "
         f"warm-up {parts.warmup_steps} steps); it belongs to the global batch and is never scaled",
         f"parameters {trained:,} trained, {frozen:,} frozen"

@@ -234,6 +234,12 @@ def _say_what_will_happen(recipe: Recipe, parts: Parts, state: State, ahead: Rea
     for fault in parts.caption_faults[:5]:
         log.warn(f"not in the vocabulary, and a fault when it is drawn: {fault.reason}")
     log.say(start_line(recipe, parts, state.step))
+    sparse = recipe.data.clip_start in ("uniform", "segments")
+    if parts.eval_rows and sparse != (recipe.eval.windows == "whole"):
+        log.warn(
+            f"trained on clips by data.clip_start={recipe.data.clip_start}, judged by eval.windows="
+            f"{recipe.eval.windows}: one spreads its frames over the window, the other does not"
+        )
     if said := ahead.line():
         log.say(said)
     if short := ahead.warning():

@@ -44,7 +44,13 @@ def test_a_good_list(good: Path) -> None:
     outcome = twinreel("data", "check", good, "--num-classes", "4", "--workers", "2")
     assert outcome.code == 0, outcome
     assert "opening 8/8 videos" in outcome.err
-    for words in ("videos         8\n", "classes        4\n", "label range    0 to 3\n", "codecs         h264 x 8\n"):
+    for words in (
+        "videos         8\n",
+        "classes        4\n",
+        "lowest label   0\n",
+        "highest label  3\n",
+        "codecs         h264 x 8\n",
+    ):
         assert words in outcome.out
     assert outcome.out.endswith("0 of 8 rows (0.0%) are excluded, with 0 bad videos; the limit is 5.0%\n")
 

@@ -143,14 +143,33 @@ def test_what_makes_no_sense_is_said_in_one_line(tmp_path, make_video):
     make_video("in/y/a.mp4", num_frames=2)
     pack = ("data", "pack", tmp_path / "in", "--out", tmp_path / "x.lmdb")
     twinreel(*pack).fails("x/a.mp4 and", "y/a.mp4", "--keys path")
-    twinreel(*pack, "--ext", "mkv").fails("no video in this folder", ".mkv")
+    twinreel(*pack, "--ext", "mkv").fails("no video in this folder: no file ends in .mkv; there are 2 .mp4")
+    twinreel(*pack, "--ext", "mp").fails("no file ends in .mp;")
+    twinreel(*pack, "--type", "image").fails("no image in this folder")
     twinreel(*pack, "--ext", ",").fails("--ext", "mp4 avi")
     twinreel("data", "pack", tmp_path / "none", "--out", tmp_path / "x.lmdb").fails("none")
     assert twinreel(*pack, "--keys", "path").code == 0
+    twinreel("data", "pack", tmp_path / "x.lmdb", "--out", tmp_path / "y").fails("x.lmdb is an LMDB already")
     (tmp_path / "file").write_bytes(b"")
     twinreel("data", "extract", tmp_path / "in", "--out", tmp_path / "file").fails("is a file, not a folder")
     twinreel("data", "pack", tmp_path / "in/x", "--out", tmp_path / "file").fails("is a file, not an LMDB")
     assert twinreel("data", "extract", tmp_path / "in", "--out", tmp_path / "i", "--quality", "0").code == 2
+
+
+def test_training_is_advised_on_what_can_be_trained_on_alone(tmp_path, make_video):
+    (tmp_path / "pictures").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "pictures/a.png")
+    outcome = twinreel("data", "pack", tmp_path / "pictures", "--type", "image", "--out", tmp_path / "x.lmdb")
+    assert outcome.code == 0 and "MB of images" in outcome.out and "train from it" not in outcome.out, outcome
+    video = make_video("in/a.mp4", num_frames=4, frame_rate=10)
+    extract = ("data", "extract", tmp_path / "in", "--out", tmp_path / "images", "--rate", "20")
+    outcome = twinreel(*extract)
+    assert outcome.code == 0 and "train from it" in outcome.out, outcome
+    assert f"--rate 20 is above the rate of 1 videos, whose images repeat frames (first: {video})" in outcome.err
+    video.rename(tmp_path / "in/b.mp4").write_bytes(b"<html>")
+    outcome = twinreel(*extract)
+    assert outcome.code == 2 and "train from it" not in outcome.out, outcome
+    assert "1 folders are of videos that are not listed now" in outcome.out and "(first: a)" in outcome.out
 
 
 def test_the_commands_of_the_storage_page_run(tmp_path, make_video, monkeypatch):

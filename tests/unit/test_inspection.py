@@ -185,7 +185,7 @@ def test_labels(clips: Path) -> None:
     rows = [row(clips, f"{i}.mp4", labels=(label,), split="train") for i, label in enumerate(labels)]
     rows.append(row(clips, "7.mp4", labels=(6, 2), split="val"))
     result = check(rows, max_faults=1.0)
-    assert result.facts["classes"] == 4 and result.facts["label_range"] == "1 to 6"
+    assert result.facts["classes"] == 4 and (result.facts["lowest_label"], result.facts["highest_label"]) == (1, 6)
     assert result.facts["rows_a_class"] == {"min": 1, "median": 1.5, "max": 3}
     assert result.facts["classes_not_in_train"] == {"val": 1}
     assert result.passed and result.wrong_labels is None

@@ -1,5 +1,6 @@
 """A row reads the same from a file, an LMDB and a folder of images, in any process; a store that is wrong says so."""
 
+import errno
 import json
 import os
 import pickle
@@ -15,7 +16,7 @@ from twinreel.data.clip import Clip
 from twinreel.data.dataset import ClipDataset, ViewRules
 from twinreel.data.loader import load_batches, refuse_missing_files
 from twinreel.data.manifest import missing_videos, read_folder, read_manifest
-from twinreel.data.preparation import pack
+from twinreel.data.preparation import extract, pack
 from twinreel.data.preparation.extract import extract_collection
 from twinreel.data.preparation.pack import pack_collection
 from twinreel.data.storage import content_digest, lmdb_store, open_video, video_state
@@ -447,7 +448,100 @@ def test_images_are_packed_as_they_are(tmp_path):
 
 
 def test_a_store_inside_the_folder_that_is_packed_is_refused(folder):
-    with pytest.raises(ConfigError, match="lies in the folder that is packed"):
+    with pytest.raises(ConfigError, match=r"lies in .*, which is packed; choose a place beside it"):
         pack_collection(folder, folder / "x.lmdb")
     with pytest.raises(DataError, match="--root goes with a manifest"):
         pack_collection(folder, folder.parent / "y.lmdb", root="/data")
+
+
+def test_images_inside_the_folder_that_is_extracted_are_refused(tmp_path, make_video):
+    make_video("in/a.mp4", num_frames=2)
+    (tmp_path / "rows.jsonl").write_text('{"video": "in/a.mp4"}\n')
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    for source, out in (("in", "in"), ("in", "in/images"), ("in", "link/images"), ("rows.jsonl", "in")):
+        with pytest.raises(ConfigError, match=r"which is (to be )?extracted; choose a place beside it"):
+            extract_collection(tmp_path / source, tmp_path / out)
+        with pytest.raises(ConfigError, match=r"which is (to be )?packed; choose a place beside it"):
+            pack_collection(tmp_path / source, tmp_path / out)
+    assert sorted(path.name for path in (tmp_path / "in").iterdir()) == ["a.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.ENOSPC, "the disk is full"),
+        (errno.EDQUOT, "the disk quota"),
+        (errno.EROFS, "Read-only"),
+        (errno.EIO, "Input/outp"),
+    ],
+)
+def test_a_full_disk_stops_an_extraction_with_advice(tmp_path, make_video, monkeypatch, number, said):
+    for name in "abc":
+        make_video(f"in/{name}.mp4", num_frames=2)
+
+    def one_by_one(work, items, **options):
+        return ((index, work(item)) for index, item in enumerate(items))
+
+    def flush(folder, names=()):
+        if any(video.startswith("img_") for video in names) and (tmp_path / "out/a").exists():
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(extract, "each_file", one_by_one)
+    monkeypatch.setattr(extract, "flush_folder", flush)
+    with pytest.raises(DataError, match=f"out: {said}.*; 1 of 3 videos are done and stay.*run the same command again"):
+        extract_collection(tmp_path / "in", tmp_path / "out")
+    assert not (tmp_path / "out/b").exists() and not list((tmp_path / "out/.partial").glob("*"))
+    monkeypatch.undo()
+    result = extract_collection(tmp_path / "in", tmp_path / "out")
+    assert (result.already_there, result.written, result.faults) == (1, 2, [])
+
+
+@pytest.mark.parametrize(("free", "said"), [(0, "the disk is full"), (2**40, "LMDB says: .*Input/output error")])
+def test_an_input_output_error_of_lmdb_on_a_full_disk_says_that_it_is_full(
+    tmp_path, make_video, monkeypatch, free, said
+):
+    make_video("in/a.mp4", num_frames=2)
+
+    def fail(environment, piece):
+        raise lmdb.Error("mdb_txn_commit: Input/output error")
+
+    monkeypatch.setattr(pack, "_commit", fail)
+    monkeypatch.setattr(pack.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**40, 2**40 - free, free))
+    with pytest.raises(DataError, match=said):
+        pack_collection(tmp_path / "in", tmp_path / "x.lmdb")
+
+
+def test_places_that_cannot_be_made_are_refused_before_the_work(tmp_path, make_video, monkeypatch):
+    make_video("in/a.mp4", num_frames=2)
+    (tmp_path / "dangling").symlink_to(tmp_path / "gone")
+    monkeypatch.setattr(pack, "_write", None)  # would fail otherwise
+    for store in (pack_collection, extract_collection):
+        with pytest.raises(DataError, match=r"dangling is a link to .*gone, which is not there; choose another --out"):
+            store(tmp_path / "in", tmp_path / "dangling")
+        with pytest.raises(DataError, match=r"can't be made or written"):
+            store(tmp_path / "in", "/dev/null/x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "in"]
+
+
+def test_an_extraction_of_which_nothing_is_kept_leaves_no_old_manifest(tmp_path, make_video):
+    make_video("in/a.mp4", num_frames=2)
+    make_video("in/b/c.mp4", num_frames=2)
+    assert extract_collection(tmp_path / "in", tmp_path / "out").unlisted == []
+    (tmp_path / "in/a.mp4").unlink()
+    result = extract_collection(tmp_path / "in", tmp_path / "out")
+    assert result.unlisted == ["a"] and [row.id for row in read_manifest(result.manifest)] == ["b/c.mp4"]
+    (tmp_path / "in/b/c.mp4").rename(tmp_path / "in/d.mp4")
+    (tmp_path / "in/d.mp4").write_bytes(b"<html>")
+    result = extract_collection(tmp_path / "in", tmp_path / "out")
+    assert (result.manifest, result.unlisted, len(result.faults)) == (None, ["a", "b/c"], 1)
+    assert not (tmp_path / "out/manifest.jsonl").exists()
+
+
+def test_a_rate_above_that_of_a_video_is_told(tmp_path, make_video):
+    video = str(make_video("in/a.mp4", num_frames=20, frame_rate=10))
+    for _ in range(2):  # written and already there
+        assert extract_collection(tmp_path / "in", tmp_path / "fast", rate=20).repeated == {video: 20}
+    assert extract_collection(tmp_path / "in", tmp_path / "same", rate=10).repeated == {}
+    assert extract_collection(tmp_path / "in", tmp_path / "near", rate=10.01).repeated == {}
+    with pytest.raises(ConfigError, match=r"rate=1e\+09: .* up to 1000; leave it out for every frame"):
+        extract_collection(tmp_path / "in", tmp_path / "out", rate=1e9)

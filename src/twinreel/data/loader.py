@@ -22,7 +22,7 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from functools import partial
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -37,13 +37,13 @@ from twinreel.data.dataset import ClipDataset
 from twinreel.data.manifest import missing_videos
 from twinreel.data.read_ahead import USUALLY_AHEAD
 from twinreel.data.shared_rows import SharedRows
+from twinreel.data.signals import RUN_SIGNALS, signals_held
 from twinreel.errors import DataError, TrainingError
 
 __all__ = ["FaultLog", "WorkerStart", "collate", "load_batches", "readers_watched", "refuse_missing_files"]
 
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
-RUN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # the run answers them, not its readers
 
 WorkerStart: TypeAlias = Literal["auto", "fork", "spawn", "forkserver"]
 
@@ -116,7 +116,7 @@ def load_batches(
             "prefetch_factor": ahead,
             "worker_init_fn": partial(_start_worker, None if start == "forkserver" else os.getpid()),
         }
-    with warnings.catch_warnings(), _signals_held():
+    with warnings.catch_warnings(), signals_held():
         warnings.filterwarnings("ignore", "This DataLoader will create")  # more than cores: the run says so itself
         loader = DataLoader(
             dataset,
@@ -144,25 +144,10 @@ def _chosen(worker_start: WorkerStart) -> str:
     several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
     start = ("forkserver" if several else "fork") if worker_start == "auto" else worker_start
     if start == "forkserver":
-        with _signals_held():
+        with signals_held():
             forkserver.set_forkserver_preload([__name__])
             forkserver.ensure_running()
     return start
-
-
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """A process started here is born with the run's signals blocked: one to the whole group does not end it.
-
-    A reader that has begun ignores them (`_start_worker`); before, it may still be importing. What arrives for this
-    process meanwhile is delivered at the end.
-    """
-    resource_tracker.ensure_running()  # when it starts later, it unblocks SIGTERM and SIGINT here
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, RUN_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

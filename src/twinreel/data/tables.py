@@ -6,6 +6,7 @@ file and line, so that one error names them all.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import difflib
 import io
@@ -255,5 +256,6 @@ def write_whole(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except (OSError, UnicodeEncodeError) as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a file system that can't be written to
+            temporary.unlink(missing_ok=True)
         raise DataError(f"{path}: cannot be written: {error}") from error

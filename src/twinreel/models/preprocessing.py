@@ -124,6 +124,17 @@ class Preprocessing:
             return f"{self.num_frames} frames, 1 of every {self.frame_stride} of the file's"
         return f"{self.num_frames} frames at {self.frame_rate:g} a second = {self.clip_seconds:g} s"
 
+    def clip_words(self, rule: str) -> str:
+        """How long a clip is by a rule of sampling, in words: `uniform`, `segments`, `whole` spread its frames.
+
+        The rules named `slowfast` count a `frame_stride` at 30 a second.
+        """
+        if rule in ("uniform", "segments", "whole"):
+            return f"{self.num_frames} frames spread over the whole window"
+        if rule.startswith("slowfast") and self.frame_stride is not None:
+            return f"{self.num_frames} frames, 1 of every {self.frame_stride} at 30 a second"
+        return self.clip_length
+
     @property
     def framing(self) -> str:
         """What evaluation sees of a frame, in words."""

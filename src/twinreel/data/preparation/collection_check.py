@@ -269,7 +269,7 @@ def _label_facts(
     numbers = [label for label in counts if isinstance(label, int)]
     facts: dict[str, Any] = {"classes": len(counts), "rows_a_class": _spread(list(counts.values()))}
     if numbers:
-        facts["label_range"] = f"{min(numbers)} to {max(numbers)}"
+        facts["lowest_label"], facts["highest_label"] = min(numbers), max(numbers)
     if len(numbers) < len(counts) and numbers:
         facts["label_kinds"] = f"{len(numbers)} numbers and {len(counts) - len(numbers)} names"
     without = sum(not row.labels for row in rows)

@@ -7,6 +7,7 @@ the next. The frames are those of `VideoReader`: all, or at a rate the ones on s
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
@@ -22,7 +23,17 @@ from PIL import Image
 from torch import Tensor
 
 from twinreel.data.clip import Fault
-from twinreel.data.preparation.collection import claim, flush_folder, list_collection, refuse_same_names, write_lists
+from twinreel.data.preparation.collection import (
+    Listed,
+    claim,
+    disk_failure,
+    flush_folder,
+    list_collection,
+    refuse_inside,
+    refuse_same_names,
+    stopped,
+    write_lists,
+)
 from twinreel.data.preparation.per_file import Died, each_file
 from twinreel.data.storage import content_digest, open_video, video_state
 from twinreel.data.storage.frame_folder import TIMES_FILE
@@ -32,6 +43,8 @@ __all__ = ["ExtractResult", "extract_collection"]
 
 FACTS = "extract.json"
 AT_ONCE_BYTES = 128 * 2**20  # of decoded frames
+MOST_RATE = 1000.0  # images a second
+REPEATED = 0.02  # share of images that is no more than a rounding of rates
 MOST_SECONDS = 6 * 3600.0  # that one video may take
 _PARTIAL = ".partial"
 
@@ -40,17 +53,21 @@ _PARTIAL = ".partial"
 class ExtractResult:
     """What was extracted: `listed` videos = `written` now + `already_there` + the number of `faults`.
 
-    `images` and `bytes` count what all folders hold.
+    `images` and `bytes` count what all folders hold. `manifest` is None if nothing was kept. `repeated` has the videos
+    that have fewer frames than `rate` asks for, with their number of images that repeat the one before; `unlisted` the
+    folders of videos that are not listed now.
     """
 
     folder: str
-    manifest: str
+    manifest: str | None
     listed: int
     written: int
     already_there: int
     images: int
     bytes: int
     left_out: dict[str, int]
+    repeated: dict[str, int]
+    unlisted: list[str]
     faults: list[Fault]
 
 
@@ -93,12 +110,13 @@ def extract_collection(
         report: called with (videos done, videos in all).
 
     Raises:
-        ConfigError: an option has no sense.
-        DataError: nothing to extract, two videos for one folder, or `out` was begun with other options.
+        ConfigError: an option has no sense, or `out` lies in the folder that is extracted.
+        DataError: nothing to extract, two videos for one folder, `out` was begun with other options, the disk is full.
     """
     _check_options(rate, quality, short_side, num_workers)
     folder = Path(os.path.abspath(os.path.expanduser(out)))
     listed = list_collection(source, root=root)
+    refuse_inside(folder, source, listed.files, "extracted")
     names = {video: os.path.splitext(path)[0] for video, path in listed.files.items()}
     refuse_same_names(names, "folder", "A folder is named as its video without extension: rename one of each.")
     _refuse_nested(names)
@@ -110,35 +128,74 @@ def extract_collection(
     jobs = [_Job(video=video, out=str(folder), name=name, **options) for video, name in sorted(names.items())]
     with claim(folder, options, FACTS):
         shutil.rmtree(folder / _PARTIAL, ignore_errors=True)
-        results: dict[str, _Written] = {}
-        faults: list[Fault] = []
-        for done, (index, result) in enumerate(_all(jobs, num_workers), start=1):
-            video = jobs[index].video
-            if isinstance(result, _Written):
-                results[video] = result
-            else:
-                faults.append(Fault(id=listed.files[video], video=video, reason=str(result)))
-            if report is not None:
-                report(done, len(jobs))
+        results, faults = _run(folder, listed, jobs, num_workers, report)
         shutil.rmtree(folder / _PARTIAL, ignore_errors=True)
-        faults.sort(key=lambda fault: fault.id)
-        write_lists(folder, listed.rows, {video: names[video] for video in results}, faults)
+        try:
+            write_lists(folder, listed.rows, {video: names[video] for video in results}, faults)
+        except OSError as error:
+            why = disk_failure(error) or str(error)
+            raise DataError(stopped(folder, why, len(results), len(jobs))) from error
+        unlisted = sorted(set(_folders(folder)) - set(names.values()))
     return ExtractResult(
         folder=str(folder),
-        manifest=str(folder / "manifest.jsonl"),
+        manifest=str(folder / "manifest.jsonl") if results else None,
         listed=len(jobs),
         written=sum(not result.was_there for result in results.values()),
         already_there=sum(result.was_there for result in results.values()),
         images=sum(result.images for result in results.values()),
         bytes=sum(result.bytes for result in results.values()),
         left_out=listed.left_out,
+        repeated={
+            video: result.repeated
+            for video, result in sorted(results.items())
+            if rate is not None and result.repeated > 1 + REPEATED * result.images
+        },
+        unlisted=unlisted,
         faults=faults,
     )
 
 
+def _run(
+    folder: Path,
+    listed: Listed,
+    jobs: Sequence[_Job],
+    num_workers: int,
+    report: Callable[[int, int], None] | None,
+) -> tuple[dict[str, _Written], list[Fault]]:
+    """What was written of each video, and the faults in the order of their ids.
+
+    Raises:
+        DataError: the disk is full or cannot be written.
+    """
+    results: dict[str, _Written] = {}
+    faults: list[Fault] = []
+    for done, (index, result) in enumerate(_all(jobs, num_workers), start=1):
+        video = jobs[index].video
+        if isinstance(result, _Stopped):
+            raise DataError(stopped(folder, result.why, len(results), len(jobs)))
+        if isinstance(result, _Written):
+            results[video] = result
+        else:
+            faults.append(Fault(id=listed.files[video], video=video, reason=str(result)))
+        if report is not None:
+            report(done, len(jobs))
+    return results, sorted(faults, key=lambda fault: fault.id)
+
+
+def _folders(top: Path) -> Iterator[str]:
+    """The folders of images under a folder, with `/`."""
+    for path, folders, files in os.walk(top):
+        if TIMES_FILE in files:
+            folders.clear()
+            yield os.path.relpath(path, top).replace(os.sep, "/")
+
+
 def _check_options(rate: float | None, quality: int, short_side: int | None, num_workers: int) -> None:
-    if rate is not None and not 0 < rate < math.inf:
-        raise ConfigError(f"rate={rate}: must be a number of images a second, above 0")
+    if rate is not None and not 0 < rate <= MOST_RATE:
+        raise ConfigError(
+            f"rate={rate:g}: must be a number of images a second, above 0 and up to {MOST_RATE:g}; leave it out for "
+            "every frame"
+        )
     if not 1 <= quality <= 100:
         raise ConfigError(f"quality={quality}: must be 1 to 100")
     if short_side is not None and short_side < 1:
@@ -151,22 +208,30 @@ def _check_options(rate: float | None, quality: int, short_side: int | None, num
 class _Written:
     images: int
     bytes: int
+    repeated: int  # images that show the frame of the one before
     was_there: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Stopped:
+    """Why no video can be written any more."""
+
+    why: str
+
+
 def _all(jobs: Sequence[_Job], num_workers: int) -> Iterator[tuple[int, Any]]:
-    """(index, `_Written` or the reason of a failure), as they come."""
+    """(index, `_Written`, `_Stopped` or the reason of a failure), as they come."""
     for index, result in each_file(_extract_one, jobs, num_workers=num_workers, most_seconds=MOST_SECONDS):
         yield index, f"{jobs[index].video}: {result.reason}" if isinstance(result, Died) else result
 
 
-def _extract_one(job: _Job) -> _Written | str:
+def _extract_one(job: _Job) -> _Written | _Stopped | str:
     """Extract one video, if it is not there yet; the reason if that fails."""
     target = Path(job.out, job.name)
+    partial = Path(job.out, _PARTIAL, hashlib.blake2b(job.name.encode(), digest_size=16).hexdigest())
     try:
         if target.exists():
             return _already_there(target, job)
-        partial = Path(job.out, _PARTIAL, hashlib.blake2b(job.name.encode(), digest_size=16).hexdigest())
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         written = _write_images(partial, job)
@@ -177,6 +242,9 @@ def _extract_one(job: _Job) -> _Written | str:
     except DataError as error:
         return str(error)
     except OSError as error:
+        if (why := disk_failure(error)) is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+            return _Stopped(why)
         return f"{job.video}: {error.strerror or error}: {error.filename or target}"
 
 
@@ -209,7 +277,8 @@ def _write_images(folder: Path, job: _Job) -> _Written:
         }
     (folder / TIMES_FILE).write_text(json.dumps(facts, ensure_ascii=False), encoding="utf-8")
     flush_folder(folder, [*names, TIMES_FILE])  # after all are written: the first takes most of them along
-    return _Written(images=len(names), bytes=sum(facts["image_bytes"]), was_there=False)
+    repeated = len(appeared) - len(set(appeared))
+    return _Written(images=len(names), bytes=sum(facts["image_bytes"]), repeated=repeated, was_there=False)
 
 
 def _grid(rate: float, duration: float) -> list[float]:
@@ -222,13 +291,22 @@ def _save(picture: Tensor, path: Path, job: _Job) -> None:
     if job.short_side is not None and min(image.size) > job.short_side:
         scale = job.short_side / min(image.size)
         image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BILINEAR)
-    image.save(path, quality=job.quality)
+    content = io.BytesIO()
+    image.save(content, "JPEG", quality=job.quality)
+    path.write_bytes(content.getbuffer())  # Pillow's own writing does not see where a full disk takes a part
 
 
 def _source_facts(video: str) -> dict[str, Any]:
     state = video_state(video)
     size, changed = (None, None) if state is None else state
-    return {"name": os.path.basename(video), "bytes": size, "changed_ns": changed, "blake2b": content_digest(video)}
+    return {"name": os.path.basename(video), "bytes": size, "changed_ns": changed, "blake2b": _digest(video)}
+
+
+def _digest(video: str) -> str | None:
+    try:
+        return content_digest(video)
+    except OSError as error:  # the video's trouble, not that of the disk that is written
+        raise DataError(f"{video}: can't be read ({error.strerror or error})") from error
 
 
 def _already_there(target: Path, job: _Job) -> _Written:
@@ -240,16 +318,17 @@ def _already_there(target: Path, job: _Job) -> _Written:
     path = target / TIMES_FILE
     try:
         facts: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        source, sizes = facts["source"], facts["image_bytes"]
+        source, sizes, appeared = facts["source"], facts["image_bytes"], facts["source_times_seconds"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{job.video}: {target} is there and was not extracted here ({error}); move it away") from error
     there = [os.path.getsize(image) if image.is_file() else -1 for image in _images(target, len(sizes))]
     if there != sizes:
         raise DataError(f"{job.video}: {target} is incomplete or was changed; delete it and run the same command again")
     state = video_state(job.video)
-    if state != (source["bytes"], source["changed_ns"]) and content_digest(job.video) != source["blake2b"]:
+    if state != (source["bytes"], source["changed_ns"]) and _digest(job.video) != source["blake2b"]:
         raise DataError(f"{job.video}: {target} was made from another video; delete it, or choose another --out")
-    return _Written(images=len(sizes), bytes=sum(sizes), was_there=True)
+    repeated = len(appeared) - len(set(appeared))
+    return _Written(images=len(sizes), bytes=sum(sizes), repeated=repeated, was_there=True)
 
 
 def _images(folder: Path, number: int) -> Iterator[Path]:

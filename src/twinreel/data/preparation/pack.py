@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,15 +22,18 @@ from twinreel.data.clip import Fault
 from twinreel.data.decode.filetype import describe_file
 from twinreel.data.preparation.collection import (
     Listed,
+    check_place,
     claim,
+    disk_failure,
     flush_folder,
     list_collection,
+    refuse_inside,
     refuse_same_names,
     write_lists,
 )
 from twinreel.data.storage.frame_folder import image_size
-from twinreel.data.storage.lmdb_store import FACTS, IMAGE_SUFFIXES, key_of, open_error
-from twinreel.errors import ConfigError, DataError
+from twinreel.data.storage.lmdb_store import FACTS, IMAGE_SUFFIXES, is_store, key_of, open_error
+from twinreel.errors import DataError
 
 __all__ = ["PackResult", "pack_collection"]
 
@@ -40,6 +44,8 @@ SPARE_BYTES = 2**26  # of the map, beside what the files take
 _PAGE = 4096
 _HEADER = 16  # bytes of a page before a value's own
 _COMPARED = 8 * 2**20
+_FREE_BYTES = 2**20  # on a disk that is called full: LMDB writes what fits before it gives up
+_AGAIN = "make room or mend it, and run the same command again: it goes on from there"
 
 Report = Callable[[str, int, int], None]
 
@@ -88,8 +94,11 @@ def pack_collection(
         DataError: nothing to pack, two files with one key, `out` is there and holds something else, or the disk fails.
     """
     target = Path(os.path.abspath(os.path.expanduser(out)))
-    listed = list_collection(source, root=root, suffixes=suffixes or (IMAGE_SUFFIXES if kind == "image" else None))
-    _refuse_inside(target, Path(os.path.abspath(os.path.expanduser(source))))
+    _refuse_store(source)
+    suffixes = suffixes or (IMAGE_SUFFIXES if kind == "image" else None)
+    listed = list_collection(source, root=root, suffixes=suffixes, what=kind)
+    refuse_inside(target, source, listed.files, "packed")
+    check_place(target, "an LMDB in a folder")
     by_path = keys == "path"
     names = {file: key_of(path, by_path=by_path) for file, path in listed.files.items()}
     refuse_same_names(names, "key", _SAME_KEYS if keys == "name" else "Rename one of each.")
@@ -100,14 +109,13 @@ def pack_collection(
         raise DataError(f"{source}: none of its {len(names)} files can be packed (first: {first[0]}: {first[1]})")
     found = [Fault(id=listed.files[file], video=file, reason=f"{file}: {why}") for file, why in faults.items()]
     show = _Meter(report, sum(map(os.path.getsize, wanted.values())))
-    if target.exists() and not target.is_dir():
-        raise DataError(f"{target} is a file, not an LMDB in a folder; choose another --out")
     if target.exists():
         _refuse_other_content(target, wanted, show)
         write_lists(target, listed.rows, _places(listed, wanted, by_path), found)
         return _result(target, listed, 0, len(wanted), show.total, found)
     partial = target.with_name(target.name + ".partial")
-    with claim(partial, {"keys": keys, "kind": kind, "source": os.path.abspath(source)}, FACTS):
+    made_from = {"keys": keys, "kind": kind, "source": os.path.abspath(source)}
+    with _disk_errors(partial), claim(partial, made_from, FACTS):
         packed = _write(partial, wanted, show)
         _verify(partial, wanted, show)
         write_lists(partial, listed.rows, _places(listed, wanted, by_path), found)
@@ -124,9 +132,20 @@ _SAME_KEYS = (
 )
 
 
-def _refuse_inside(target: Path, source: Path) -> None:
-    if source.is_dir() and target.is_relative_to(source):
-        raise ConfigError(f"--out {target} lies in the folder that is packed, {source}; choose a place beside it")
+def _refuse_store(source: str | Path) -> None:
+    path = os.path.abspath(os.path.expanduser(source))
+    if is_store(path):
+        raise DataError(f"{source} is an LMDB already; copy it, or pack the folder or manifest that it was made from")
+
+
+@contextmanager
+def _disk_errors(folder: Path) -> Iterator[None]:
+    """What the system refuses becomes a DataError."""
+    try:
+        yield
+    except OSError as error:
+        why = disk_failure(error) or error.strerror or str(error)
+        raise DataError(f"{error.filename or folder}: {why}; {_AGAIN}") from error
 
 
 def _result(store: Path, listed: Listed, packed: int, already_there: int, size: int, faults: list[Fault]) -> PackResult:
@@ -294,4 +313,12 @@ def _opened(folder: Path, *, readonly: bool = False, map_size: int = 0) -> Itera
         finally:
             environment.close()
     except (lmdb.Error, MemoryError) as error:
+        if not readonly and _is_full(folder, error):
+            raise DataError(f"{folder}: the disk is full ({error}); {_AGAIN}") from error
         raise open_error(str(folder), error) from error
+
+
+def _is_full(folder: Path, error: Exception) -> bool:
+    """Whether the disk is what LMDB complains about: it calls a short write an input/output error."""
+    said = isinstance(error, lmdb.DiskError) or "Input/output error" in str(error)
+    return said and shutil.disk_usage(folder).free < _FREE_BYTES

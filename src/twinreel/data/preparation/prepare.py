@@ -25,7 +25,14 @@ from typing import Any
 from twinreel.data import sampling
 from twinreel.data.clip import Clip, Fault
 from twinreel.data.manifest import write_manifest
-from twinreel.data.preparation.collection import Listed, claim, flush_folder, list_collection
+from twinreel.data.preparation.collection import (
+    Listed,
+    claim,
+    flush_folder,
+    list_collection,
+    refuse_inside,
+    stopped,
+)
 from twinreel.data.preparation.encode import Encoding, require_encoder
 from twinreel.data.preparation.per_file import Died, each_file
 from twinreel.data.preparation.prepare_gain import Gain, Pair, measure_gain
@@ -157,7 +164,7 @@ def prepare_collection(
     require_encoder()
     folder = Path(os.path.abspath(os.path.expanduser(out)))
     listed = list_collection(source, root=root)
-    _refuse_inside(folder, Path(os.path.abspath(os.path.expanduser(source))), listed.files)
+    refuse_inside(folder, source, listed.files, "prepared")
     plan = plan_stretches(listed, clip_seconds)
     _refuse_foreign(folder)
     settings = {**asdict(encoding), "clip_seconds": clip_seconds}
@@ -177,17 +184,10 @@ def prepare_collection(
 # ---- what may begin or go on
 
 
-def _refuse_inside(folder: Path, source: Path, videos: Mapping[str, str]) -> None:
-    inside = [video for video in videos if Path(os.path.abspath(video)).is_relative_to(folder)]
-    if (source.is_dir() and folder.is_relative_to(source)) or inside:
-        what = f"holds {inside[0]}, which is to be prepared" if inside else f"lies in {source}, which is prepared"
-        raise ConfigError(f"--out {folder} {what}; choose a place beside it")
-
-
 def _refuse_foreign(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
+    if os.path.exists(folder) and not os.path.isdir(folder):
         raise ConfigError(f"--out {folder} is a file; name a folder")
-    if folder.is_dir() and not (folder / FACTS).exists() and set(os.listdir(folder)) - {".lock"}:
+    if os.path.isdir(folder) and not os.path.exists(folder / FACTS) and set(os.listdir(folder)) - {".lock"}:
         raise ConfigError(f"--out {folder} holds other things (and no {FACTS}); choose an empty or new folder")
 
 
@@ -260,7 +260,7 @@ def _run(
             for index, result in _each(jobs, num_workers):
                 outcome = _died(jobs[index], result) if isinstance(result, Died) else result
                 if outcome.stopped is not None:
-                    raise DataError(_stopped(folder, outcome.stopped, len(outcomes), len(jobs)))
+                    raise DataError(stopped(folder, outcome.stopped, len(outcomes), len(jobs)))
                 if outcome.fresh:
                     for record in outcome.records:
                         record["settings"] = dict(settings)
@@ -270,7 +270,7 @@ def _run(
                 if report is not None:
                     report(len(outcomes), len(jobs))
     except OSError as error:
-        raise DataError(_stopped(folder, error.strerror or str(error), len(outcomes), len(jobs))) from error
+        raise DataError(stopped(folder, error.strerror or str(error), len(outcomes), len(jobs))) from error
     return outcomes
 
 
@@ -283,13 +283,6 @@ def _each(jobs: Sequence[Job], num_workers: int) -> Iterator[tuple[int, Any]]:
 
 def _died(job: Job, died: Died) -> Outcome:
     return failed(job, f"{job.video}: {died.reason}")
-
-
-def _stopped(folder: Path, why: str, done: int, total: int) -> str:
-    return (
-        f"{folder}: {why}; {done} of {total} videos are done and stay. Make room or mend it, and run the same command "
-        "again: it goes on from there"
-    )
 
 
 # ---- what is left behind

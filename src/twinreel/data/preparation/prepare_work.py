@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from twinreel.data.preparation.collection import flush_folder
+from twinreel.data.preparation.collection import disk_failure, flush_folder
 from twinreel.data.preparation.encode import Encoding, encode_stretch
 from twinreel.data.preparation.prepare_plan import Stretch
 from twinreel.data.storage import Reader, open_video
@@ -26,12 +26,6 @@ from twinreel.errors import DataError
 __all__ = ["PARTIAL", "Job", "Outcome", "Record", "failed", "prepare_in_worker", "prepare_video"]
 
 PARTIAL = ".partial"  # where files are written before they are renamed
-_FULL = {
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk quota is used up",
-    errno.EFBIG: "the file is too big",
-}
-_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 Record: TypeAlias = dict[str, Any]  # a line of map.jsonl
 
@@ -115,8 +109,8 @@ def prepare_video(job: Job) -> Outcome:
             Path(job.folder, stretch.output).unlink(missing_ok=True)
         return failed(job, str(error))
     except OSError as error:
-        if error.errno in _FULL or error.errno in _REFUSED:
-            return Outcome(records=[], reasons={}, stopped=_FULL.get(error.errno, str(error)))
+        if (why := disk_failure(error)) is not None:
+            return Outcome(records=[], reasons={}, stopped=why)
         return failed(job, f"{job.video}: {error}")
 
 
