@@ -110,7 +110,8 @@ def bench_loader(recipe: Recipe, *, clips: int = 64, say: Say = lambda text: Non
     path = _with_device(path, recipe, parts, batch)
     facts = {
         "clips": f"{len(costs)} rows read stage by stage, {len(keys) * views} clips by the readers; each "
-        f"{rules.preprocessing.clip_words(rules.clip_start)}, {rules.preprocessing.crop_size} x {rules.preprocessing.crop_size} pixels",
+        f"{rules.preprocessing.clip_words(rules.clip_start)}, {rules.preprocessing.crop_size} x "
+        f"{rules.preprocessing.crop_size} pixels",
         "videos": _sizes(costs),
         "device": str(device),
     }
