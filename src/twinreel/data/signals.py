@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 
@@ -13,14 +13,14 @@ RUN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 @contextmanager
-def signals_held() -> Iterator[None]:
-    """A process started here is born with the run's signals blocked: one to the whole group does not end it.
+def signals_held(signals: Collection[signal.Signals] = RUN_SIGNALS) -> Iterator[None]:
+    """A process started here is born with these signals blocked: one to the whole group does not end it.
 
     A reader that has begun ignores them (`loader._start_worker`, `per_file._serve`); before, it may still be importing.
     What arrives for this process meanwhile is delivered at the end.
     """
     resource_tracker.ensure_running()  # when it starts later, it unblocks SIGTERM and SIGINT here
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, RUN_SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from twinreel.data.signals import RUN_SIGNALS, signals_held
+from twinreel.data.signals import signals_held
 
 __all__ = ["Died", "each_file"]
 
@@ -87,7 +87,7 @@ def each_file(
 def _start(context: Any, work: Callable[[Any], Any], items: Sequence[Any], index: int) -> _Worker:
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, work), daemon=True)
-    with signals_held():
+    with signals_held((signal.SIGINT,)):  # a fork server that starts here serves others too: it must end on SIGTERM
         process.start()
     theirs.close()  # so that the end of the process is the end of the pipe
     ours.send(items[index])
@@ -96,7 +96,7 @@ def _start(context: Any, work: Callable[[Any], Any], items: Sequence[Any], index
 
 def _serve(connection: Connection, work: Callable[[Any], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends us
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, RUN_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
     try:
         while True:
             connection.send(_result(work, connection.recv()))
