@@ -150,7 +150,7 @@ def records(run, kind):
     if not path.exists():
         return []
     lines = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    noisy = {"clips_per_second", "waiting_share", "memory_gb"}
+    noisy = {"clips_per_second", "step_seconds", "data_seconds", "waiting_share", "memory_gb"}
     return [{key: line[key] for key in line.keys() - noisy} for line in lines if line["kind"] == kind]
 
 
