@@ -1,4 +1,4 @@
-"""An open file as a stream of good frames in display order. The lower half of `decode.py`; nobody else imports it.
+"""An open file as a stream of good frames in display order. Reading in order, the careful way.
 
 It knows what PyAV and the containers do: clocks, seeks that land late, decoder delay, damage. Three rules make it
 exact. After a seek, a frame counts only if it is a key frame at or before the wanted time; else the seek is tried from
