@@ -4,7 +4,8 @@ Time is float seconds from the first shown frame. A frame is on show from its pr
 the last one until its own duration ends. Frames are found by presentation time, never by `time x frame rate`, and a
 random access gives the same pixels as decoding from the beginning. A damaged stretch is refused, not concealed.
 
-The files of this folder are the only ones that touch a decoder (PyAV). docs/reading.md says what becomes of each kind of file.
+The files of this folder are the only ones that touch a decoder (PyAV). docs/reading.md says what
+becomes of each kind of file.
 """
 
 from __future__ import annotations
