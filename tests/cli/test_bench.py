@@ -70,8 +70,10 @@ def own_size():
     )  # fmt: skip
 
 
-def test_a_recipe_that_training_would_refuse_is_refused(trained):
-    twinreel("bench", "loader", "demo", *SMALL, "data.root=x", "train.global_batch_size=99").fails("99 is more than")
+def test_a_recipe_that_training_would_refuse_is_refused(trained, tmp_path):
+    twinreel("bench", "loader", "demo", *SMALL, f"data.root={tmp_path}", "train.global_batch_size=99").fails(
+        "99 is more than"
+    )
     twinreel("bench", "loader", "nothing").fails("unknown recipe 'nothing'")
 
 
