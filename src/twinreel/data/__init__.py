@@ -8,7 +8,7 @@ sampling, choosing          windows and rules -> the seconds to look at
 transforms                  crops, scaling, mirroring, normalizing
 plan                        (seed, epoch, position) -> which sample comes when
 dataset                     rows + rules -> samples
-loader, shared_rows, read_ahead, device_feed   samples -> batches, by reader processes
+    loader, shared_rows, read_ahead, device_feed, processes   samples -> batches, by reader processes
 reading_costs               what reading a clip costs, stage by stage
 preparation                 check, pack, extract, prepare a collection
 founding_sampling, founding_transforms         the founding systems' rules, for parity

@@ -10,11 +10,9 @@ import copy
 import ctypes
 import gc
 import json
-import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 import warnings
 from collections import deque
@@ -35,9 +33,9 @@ from twinreel.data.captions import missing_caption_files
 from twinreel.data.clip import Batch, Clip, Fault, Sample
 from twinreel.data.dataset import ClipDataset
 from twinreel.data.manifest import missing_videos
+from twinreel.data.processes import RUN_SIGNALS, end_with_the_run, signals_held
 from twinreel.data.read_ahead import USUALLY_AHEAD
 from twinreel.data.shared_rows import SharedRows
-from twinreel.data.signals import RUN_SIGNALS, signals_held
 from twinreel.errors import DataError, TrainingError
 
 __all__ = ["FaultLog", "WorkerStart", "collate", "load_batches", "readers_watched", "refuse_missing_files"]
@@ -195,18 +193,10 @@ def _start_worker(parent: int | None, worker: int) -> None:
         if os.getppid() != parent:  # nor one that was killed in between
             os._exit(1)
     elif parent is None:
-        threading.Thread(target=_end_with_the_run, daemon=True).start()
+        end_with_the_run()
     # A signal to the whole group is the run's to answer: it saves.
     for number in RUN_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-
-
-def _end_with_the_run() -> None:
-    """A reader of a fork server ends with the run it belongs to; the server then ends with its last reader."""
-    run = multiprocessing.parent_process()
-    if run is not None:
-        run.join()
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def refuse_missing_files(rows: Sequence[Clip], max_faults: float) -> list[Clip]:

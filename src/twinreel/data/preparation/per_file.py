@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from twinreel.data.signals import signals_held
+from twinreel.data.processes import end_with_the_run, signals_held
 
 __all__ = ["Died", "each_file"]
 
@@ -97,6 +97,7 @@ def _start(context: Any, work: Callable[[Any], Any], items: Sequence[Any], index
 def _serve(connection: Connection, work: Callable[[Any], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends us
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+    end_with_the_run()  # also where it is busy with a file
     try:
         while True:
             connection.send(_result(work, connection.recv()))

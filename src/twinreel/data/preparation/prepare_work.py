@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import multiprocessing
 import os
 import shutil
-import signal
-import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -64,24 +61,10 @@ def failed(job: Job, reason: str) -> Outcome:
     return Outcome(records=[], reasons={stretch.output: reason for stretch in job.stretches})
 
 
-_watched = False
-
-
 def prepare_in_worker(job: Job) -> Outcome:
-    """In a process of its own: as `prepare_video`; the process ends with the run that it belongs to."""
-    global _watched
-    if not _watched:
-        _watched = True
-        torch.set_num_threads(1)
-        threading.Thread(target=_end_with_the_run, daemon=True).start()
+    """In a process of its own: as `prepare_video`."""
+    torch.set_num_threads(1)
     return prepare_video(job)
-
-
-def _end_with_the_run() -> None:
-    run = multiprocessing.parent_process()
-    if run is not None:
-        run.join()
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def prepare_video(job: Job) -> Outcome:

@@ -1,13 +1,16 @@
-"""Signals to a whole group of processes are for the one that the user started, not for its readers."""
+"""Processes that work for a run: signals to the whole group are for the run, and they end with it."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 
-__all__ = ["RUN_SIGNALS", "signals_held"]
+__all__ = ["RUN_SIGNALS", "end_with_the_run", "signals_held"]
 
 RUN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
@@ -25,3 +28,15 @@ def signals_held(signals: Collection[signal.Signals] = RUN_SIGNALS) -> Iterator[
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_with_the_run() -> None:
+    """From now on this process ends with the one that it works for; a fork server ends with its last process."""
+    threading.Thread(target=_wait_for_its_end, daemon=True).start()
+
+
+def _wait_for_its_end() -> None:
+    run = multiprocessing.parent_process()
+    if run is not None:
+        run.join()
+        os.kill(os.getpid(), signal.SIGKILL)
