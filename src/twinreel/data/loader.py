@@ -132,6 +132,7 @@ def load_batches(
             if batch is None:
                 return
             batch.wait_seconds = time.perf_counter() - began
+            _refuse_lost_reader(iterator)
             yield batch
     finally:
         _stop_readers(iterator)
@@ -161,6 +162,13 @@ def readers_watched() -> Iterator[None]:
             "system log for an out-of-memory kill), or /dev/shm is full (docker: --shm-size=8g): lower "
             "data.num_workers, or make clips or batches smaller. The last checkpoint is intact: go on with --resume."
         ) from error
+
+
+def _refuse_lost_reader(iterator: object) -> None:
+    """Torch is told at once of a lost child; of one that a fork server started, only when its batch is missed."""
+    for worker in getattr(iterator, "_workers", ()):
+        if not worker.is_alive():
+            raise RuntimeError(f"DataLoader worker (pid {worker.pid}) exited unexpectedly")
 
 
 def _stop_readers(iterator: object) -> None:
