@@ -24,8 +24,9 @@ from twinreel.data.plan import Shares
 from twinreel.distributed import leave, process_group, world
 from twinreel.errors import TrainingError, TwinreelError
 from twinreel.gradients import Compared, GradientStep, global_gradient
-from twinreel.parts import Parts, build_parts, read_batches
+from twinreel.parts import Parts, build_parts, for_device, read_batches
 from twinreel.recipe import EvalSection, Recipe, load_recipe
+from twinreel.tasks import Contrastive
 
 __all__ = ["find_disagreement", "observe"]
 
@@ -69,13 +70,13 @@ def find_disagreement(
 
 STAGES = {
     "samples": "data: two processes do not read the samples that one process reads at the same positions",
-    "embeddings": "model: a clip's embedding depends on which clips are embedded with it, even in eval mode",
-    "gathered": "gather: the gathered embeddings are not those of all processes in the order of the batch",
+    "embeddings": "model: a clip's output depends on which clips are in a batch with it, even in eval mode",
+    "gathered": "gather: the gathered outputs are not those of all processes in the order of the batch",
     "share": "label offset: the processes' shares of the loss do not add up to that of the whole batch (`own`)",
     "terms": "label offset: in some process the loss of a clip is taken at another clip's place (`own`)",
     "embedding_gradients": "gather: the gradient that comes back through the gather is not that of the whole batch",
     "gradients": "gradient exchange: the processes' gradients are not added up to that of the whole batch",
-    "accumulated": "accumulation: micro-batches with cached negatives do not give the gradient of the whole batch",
+    "accumulated": "accumulation: micro-batches do not give the gradient of the whole batch",
 }
 
 
@@ -95,7 +96,7 @@ def _small(recipe: Recipe) -> Recipe:
     }
     return recipe.model_copy(
         update={
-            "data": recipe.data.model_copy(update={"repeated_augmentation": 1}),
+            "data": recipe.data.model_copy(update={"repeated_augmentation": 1, "mixup": 0.0, "cutmix": 0.0}),
             "train": recipe.train.model_copy(update=changed),
             "optim": recipe.optim.model_copy(update={"warmup_steps": None, "warmup_epochs": None}),
             "eval": EvalSection.model_validate({}),
@@ -105,28 +106,32 @@ def _small(recipe: Recipe) -> Recipe:
 
 def observe(recipe: Recipe) -> dict[str, Any]:
     """What this process has at each stage, by position in the batch where there is one."""
+    recipe = for_device(recipe, CPU)
     parts = build_parts(recipe, CPU)
-    parts.embedder.eval()
+    task: Any = parts.task
+    rows = len(task.output_names)
+    parts.whole.eval()
+    for part in parts.model.modules():
+        if "head_activation" in vars(part):
+            part.head_activation = "none"  # type: ignore[assignment]  # logits in eval mode too
     batches = read_batches(recipe, parts)
     step, batch = GradientStep(parts, recipe, batches, 0), batches[0]
-    text, facts = parts.task.inputs(parts.model, batch)
+    text, facts = task.inputs(parts.model, batch)
     with torch.no_grad():
-        embeddings = step.embed(parts.embedder, step.video(batch), text, 0)
-    leaves = tuple(part.detach().requires_grad_() for part in embeddings)
+        outputs = step.run(parts.whole, step.video(batch), text, 0)
+    leaves = tuple(part.detach().requires_grad_() for part in outputs)
     compared = step.compare(leaves, facts, [[own] for own in parts.shares.positions[0]], 0)
     torch.autograd.backward(compared.share)
     mine = parts.shares.of_process(world().rank)[0]
     seen: dict[str, Any] = {
         "mine": torch.arange(mine.start, mine.stop),
         "samples": torch.tensor(_marks(batch), dtype=torch.float64),
-        "embeddings": torch.cat([part.detach().reshape(len(batch.ids), -1) for part in embeddings[:2]], dim=1),
-        "gathered": torch.cat(
-            [compared.video.detach().flatten(1), compared.text.detach().view(len(compared.video), -1)], 1
-        ),
-        "embedding_gradients": torch.cat([_gradient_rows(leaf, len(batch.ids)) for leaf in leaves[:2]], dim=1),
+        "embeddings": torch.cat([part.detach().reshape(len(batch.ids), -1) for part in outputs[:rows]], dim=1),
+        "gathered": torch.cat([part.detach().reshape(len(compared.positions), -1) for part in compared.outputs], dim=1),
+        "embedding_gradients": torch.cat([_gradient_rows(leaf, len(batch.ids)) for leaf in leaves[:rows]], dim=1),
     }
     seen["share"] = compared.share.detach() * compared.usable
-    if "own" in parts.task.takes:
+    if "own" in task.takes:
         seen["terms"] = _terms(parts, compared)
     global_gradient(parts, recipe, [batch], 0)
     seen["gradients"] = _flat_gradients(parts)
@@ -137,17 +142,19 @@ def observe(recipe: Recipe) -> dict[str, Any]:
 
 
 def _accumulated(recipe: Recipe, parts: Parts, micro: int) -> Tensor:
-    cached = recipe.model_copy(update={"train": recipe.train.model_copy(update={"cached_negatives": True})})
+    negatives = isinstance(parts.task, Contrastive)
+    cached = recipe.model_copy(update={"train": recipe.train.model_copy(update={"cached_negatives": negatives})})
     parts.shares = Shares.cut(recipe.train.global_batch_size, world().size, micro)
     global_gradient(parts, cached, read_batches(recipe, parts), 0)
     return _flat_gradients(parts)
 
 
 def _marks(batch: Batch) -> list[list[float]]:
-    """A number for the pixels, one for the captions and one for the mirror of each sample."""
+    """A number for the pixels, one for captions and labels, and one for the mirror of each sample."""
+    said = [repr((captions, labels)).encode() for captions, labels in zip(batch.captions, batch.labels, strict=True)]
     return [
-        [float(zlib.crc32(frames.numpy().tobytes())), float(zlib.crc32("\n".join(captions).encode())), float(flip)]
-        for frames, captions, flip in zip(batch.frames, batch.captions, batch.flip.tolist(), strict=True)
+        [float(zlib.crc32(frames.numpy().tobytes())), float(zlib.crc32(words)), float(flip)]
+        for frames, words, flip in zip(batch.frames, said, batch.flip.tolist(), strict=True)
     ]
 
 
@@ -159,13 +166,13 @@ def _gradient_rows(leaf: Tensor, rows: int) -> Tensor:
 @torch.no_grad()
 def _terms(parts: Parts, compared: Compared) -> Tensor:
     """The loss terms of the clips that this process answers for, in the order of its clips."""
+    task: Any = parts.task
     terms = [
-        parts.task.share(
-            compared.video,
-            compared.text,
+        task.share(
+            compared.outputs,
             compared.facts,
             own=own[None],
-            log_scale=parts.task.log_scale,
+            log_scale=task.log_scale,
             negative_seed=compared.negative_seed,
         )
         for own in compared.own

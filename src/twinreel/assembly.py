@@ -16,14 +16,16 @@ from torch import nn
 from twinreel import losses
 from twinreel.checkpoint import find_checkpoint, read_model_json, read_task_weights, read_weights, weights_file
 from twinreel.config import import_function
+from twinreel.data.classes import ClassTable
 from twinreel.data.clip import Clip
+from twinreel.data.manifest.class_names import read_class_names
 from twinreel.data.plan import keyed_seed
 from twinreel.data.sources import load_rows, source_notes
 from twinreel.errors import CheckpointError, ConfigError, DataError
-from twinreel.models import TwoTowers, create_model
+from twinreel.models import TwoTowers, check_classifier, check_towers, create_model
 from twinreel.models.weights import Weights, load_partial
 from twinreel.recipe import DataSection, EvalSection, Recipe, load_recipe
-from twinreel.tasks import TASKS, Contrastive
+from twinreel.tasks import ActionRecognition, Contrastive, Mixing, Task
 from twinreel.text import Vocabulary
 
 __all__ = [
@@ -128,11 +130,30 @@ def evaluation_rows(recipe: Recipe, section: EvalSection | None = None, *, own_r
     return _rows(filled, source, root, section.split)
 
 
-def build_task(recipe: Recipe, checkpoint: Path | None = None) -> Contrastive:
-    """The task with its loss; with what it has learned by a checkpoint."""
-    section = recipe.task
+def build_task(recipe: Recipe, checkpoint: Path | None = None, rows: Sequence[Clip] = ()) -> Task:
+    """The task with its loss; with what it has learned by a checkpoint.
+
+    Args:
+        recipe: the recipe.
+        checkpoint: says which classes there are; None = a new run.
+        rows: of a new run, whose labels say it.
+    """
+    section, data = recipe.task, recipe.data
     loss = import_function(section.loss, "task.loss") if ":" in section.loss else losses.LOSSES[section.loss]
-    task = TASKS[section.name](
+    if section.name == ActionRecognition.name:
+        return ActionRecognition(
+            loss=loss,
+            classes=_new_classes(recipe, rows) if checkpoint is None else _classes_of(recipe, checkpoint),
+            loss_options=section.options,
+            mixing=Mixing(
+                mixup_alpha=data.mixup,
+                cutmix_alpha=data.cutmix,
+                probability=data.mix_probability,
+                switch_probability=data.mix_switch_probability,
+            ),
+            views_per_row=data.repeated_augmentation,
+        )
+    task = Contrastive(
         loss=loss,
         num_candidates=section.num_candidates,
         max_words=section.max_words,
@@ -144,19 +165,42 @@ def build_task(recipe: Recipe, checkpoint: Path | None = None) -> Contrastive:
     return task
 
 
-def build_model(recipe: Recipe, captions: Iterable[str]) -> nn.Module:
-    """A new model for training: seeded by the recipe, with its starting weights and its vocabulary.
+def _new_classes(recipe: Recipe, rows: Sequence[Clip]) -> ClassTable:
+    """The classes of a file of names, in its order, or else of the labels of the rows."""
+    multi_label, names = recipe.task.multi_label, recipe.data.options.get("class_names")
+    if not isinstance(names, str):
+        return ClassTable.from_rows(rows, multi_label=multi_label, num_classes=recipe.model.num_classes)
+    by_number = read_class_names(names)
+    if sorted(by_number) != list(range(len(by_number))):
+        raise DataError(f"{names}: classes must be numbered from 0 without a gap; {len(by_number)} are named")
+    if recipe.model.num_classes not in (None, len(by_number)):
+        raise ConfigError(f"model.num_classes={recipe.model.num_classes}, but {names} names {len(by_number)} classes")
+    table = ClassTable(tuple(by_number[number] for number in sorted(by_number)), multi_label)
+    table.check(rows, "training")
+    return table
+
+
+def _classes_of(recipe: Recipe, checkpoint: Path) -> ClassTable:
+    names = read_model_json(checkpoint).get("class_names")
+    if not names:
+        raise CheckpointError(f"{checkpoint}: names no classes; it was not trained with task.name=action_recognition")
+    return ClassTable(tuple(names), recipe.task.multi_label)
+
+
+def build_model(recipe: Recipe, task: Task, captions: Iterable[str]) -> nn.Module:
+    """A new model for training: seeded by the recipe, with its starting weights and its vocabulary or classes.
 
     Args:
         recipe: the recipe.
+        task: says which classes there are.
         captions: what a vocabulary is built from if the recipe names none.
     """
     section = recipe.model
     vocabulary: Vocabulary | None
     if section.vocabulary is not None:
         vocabulary = Vocabulary.load(section.vocabulary, fold_case=section.fold_case)
-    elif ":" in section.name:
-        vocabulary = None  # the user's own towers bring what they need
+    elif ":" in section.name or isinstance(task, ActionRecognition):
+        vocabulary = None  # the user's own towers bring what they need, a classifier needs none
     else:
         try:
             vocabulary = Vocabulary.build(captions, min_count=section.min_word_count, fold_case=section.fold_case)
@@ -174,15 +218,20 @@ def build_model(recipe: Recipe, captions: Iterable[str]) -> nn.Module:
             weights_scope=section.weights_scope,
             vocabulary=vocabulary,
             preprocessing=section.preprocessing.model_dump(exclude_none=True),
+            num_classes=len(task.classes) if isinstance(task, ActionRecognition) else None,
             **section.options,
         )
+    if isinstance(task, ActionRecognition):
+        check_classifier(model, section.name)
+    else:
+        check_towers(model, section.name)
     if isinstance(section.weights, dict):
         for prefix, path in section.weights.items():
             load_partial(model, prefix, path, scope=section.weights_scope)
     return model
 
 
-def describe_model(recipe: Recipe, model: nn.Module) -> dict[str, Any]:
+def describe_model(recipe: Recipe, model: nn.Module, task: Task) -> dict[str, Any]:
     """What `load_model` needs to build this model again; saved with the weights. Asked before parts are frozen."""
     vocabulary = getattr(model, "vocabulary", None)
     preprocessing: Any = model.preprocessing
@@ -195,6 +244,7 @@ def describe_model(recipe: Recipe, model: nn.Module) -> dict[str, Any]:
         "options": options,
         "preprocessing": preprocessing.to_dict(),
         "has_vocabulary": vocabulary is not None,
+        "class_names": list(task.classes.names) if isinstance(task, ActionRecognition) else None,
     }
 
 
@@ -206,7 +256,21 @@ class Run:
     checkpoint: Path
     recipe: Recipe
     model: nn.Module
-    task: Contrastive
+    task: Task
+
+    @property
+    def towers(self) -> Contrastive:
+        """The task of two towers.
+
+        Raises:
+            ConfigError: the run is of another task.
+        """
+        if not isinstance(self.task, Contrastive):
+            raise ConfigError(
+                f"{self.folder}: trained with task.name={self.task.name}, it has no embeddings of sentences; embed and "
+                "search need a run of task.name=contrastive. `twinreel predict RUN VIDEO` names what happens in a video"
+            )
+        return self.task
 
     @property
     def averaged(self) -> bool:
@@ -265,6 +329,7 @@ def model_from_checkpoint(path: Path, *, averaged: bool = False) -> nn.Module:
         weights=Weights(source=str(path), layout="twinreel", tensors=read_weights(path, averaged=averaged)),
         vocabulary=vocabulary,
         preprocessing=saved["preprocessing"],
+        num_classes=len(saved["class_names"]) if saved.get("class_names") else None,
         **saved["options"],
     )
 

@@ -32,16 +32,15 @@ OF_A_MACHINE = (
 @torch.no_grad()
 def whole_loss(parts: Parts, seen: Compared, clips_at_once: int = 64) -> float:
     """The mean loss of what all processes compared, computed by this one alone, a few clips at a time."""
-    facts, scale = seen.facts, parts.task.log_scale
-    everyone = torch.arange(len(seen.video))
-    if seen.video[..., 0].numel() * len(seen.text) <= MOST_SCORES:
+    task: Any = parts.task
+    facts, scale = seen.facts, task.log_scale
+    everyone = torch.arange(len(facts.valid))
+    if math.prod(len(part.flatten(0, -2)) for part in seen.outputs) <= MOST_SCORES:
         # As one process takes it: a loss that uses `own` wrongly does so in pieces too.
-        return float(parts.task.share(seen.video, seen.text, facts, log_scale=scale, negative_seed=seen.negative_seed))
+        return float(task.share(seen.outputs, facts, log_scale=scale, negative_seed=seen.negative_seed))
     total = 0.0
-    for own in everyone.split(clips_at_once if "own" in parts.task.takes else len(everyone)):  # type: ignore[no-untyped-call]
-        total += float(
-            parts.task.share(seen.video, seen.text, facts, own=own, log_scale=scale, negative_seed=seen.negative_seed)
-        )
+    for own in everyone.split(clips_at_once if "own" in task.takes else len(everyone)):  # type: ignore[no-untyped-call]
+        total += float(task.share(seen.outputs, facts, own=own, log_scale=scale, negative_seed=seen.negative_seed))
     return total
 
 
@@ -139,8 +138,10 @@ def non_finite_error(
         on_main(write)
     except CheckpointError as error:
         kept = f"They could not be written to {path}: {error}"
-    bad = [row["id"] for row in rows if not (row["video_finite"] and row["text_finite"])]
-    blamed = f"embeddings that are not finite: {', '.join(bad[:8])}" if bad else "all embeddings are finite"
+    names = parts.task.output_names
+    things = "logits" if names == ("logits",) else "embeddings"
+    bad = [row["id"] for row in rows if not all(row[f"{name}_finite"] for name in names)]
+    blamed = f"{things} that are not finite: {', '.join(bad[:8])}" if bad else f"all {things} are finite"
     ids = ", ".join(row["id"] for row in rows[:8]) + (f" and {len(rows) - 8} more" if len(rows) > 8 else "")
     return TrainingError(
         f"step {step + 1}: the {what} is {value}; no weight was changed. Samples: {ids}; {blamed}. {kept}. "
@@ -155,11 +156,12 @@ def _rows(parts: Parts, result: StepResult, step: int) -> list[dict[str, Any]]:
     batch = parts.plan.batch(step)
     rows = []
     for seen in result.compared:
-        video = seen.video.flatten(1).isfinite().all(1).tolist()
-        text = seen.text.view(len(video), -1).isfinite().all(1).tolist()
-        for at, video_finite, text_finite in zip(seen.positions, video, text, strict=True):
+        clips = len(seen.positions)
+        finite = [part.reshape(clips, -1).isfinite().all(1).tolist() for part in seen.outputs]
+        for at, *flags in zip(seen.positions, *finite, strict=True):
             epoch, index = batch[at]
             row = parts.rows[index]
             key = {"position": at, "id": row.id, "video": row.video, "epoch": epoch, "row": index}
-            rows.append(key | {"video_finite": video_finite, "text_finite": text_finite})
+            names = [f"{name}_finite" for name in parts.task.output_names]
+            rows.append(key | dict(zip(names, flags, strict=True)))
     return rows

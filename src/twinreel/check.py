@@ -19,12 +19,13 @@ from twinreel.agreement import find_disagreement
 from twinreel.assembly import pick_device, training_notes
 from twinreel.data.captions import collection_captions
 from twinreel.data.clip import Batch
-from twinreel.data.transforms import network_input
 from twinreel.errors import ConfigError, DataError
 from twinreel.evaluation import build_gallery
+from twinreel.gradients import GradientStep
 from twinreel.models.preprocessing import Preprocessing
-from twinreel.parts import Parts, build_parts, read_batches
+from twinreel.parts import Parts, build_parts, for_device, read_batches
 from twinreel.recipe import Recipe
+from twinreel.tasks import ActionRecognition
 from twinreel.trial import try_steps
 
 __all__ = ["CheckResult", "check_recipe", "draw_contact_sheet"]
@@ -67,16 +68,18 @@ def check_recipe(recipe: Recipe, sheet: Path, *, steps: int = 0) -> CheckResult:
     Raises:
         ConfigError, DataError: what training would stop at.
     """
-    parts = build_parts(recipe, pick_device(recipe.train.device))
+    device = pick_device(recipe.train.device)
+    recipe = for_device(recipe, device)
+    parts = build_parts(recipe, device)
     model = parts.model.train()
-    captions = list(islice(collection_captions(parts.rows, []), MOST_CAPTIONS))
+    captions = _captions(parts)
     began = time.perf_counter()
     batch = read_batches(recipe, parts, most=1)[0]
     read_seconds = time.perf_counter() - began
     if not bool(batch.valid.any()):
         raise DataError(f"no sample of the first batch can be read; first: {batch.faults[0].reason}")
     preprocessing: Any = model.preprocessing
-    video = network_input(batch, preprocessing, parts.device)
+    video = GradientStep(parts, recipe, [batch], 0).video(batch)
     draw_contact_sheet(batch, video, preprocessing, sheet)
     began = time.perf_counter()
     loss, count = parts.task.compute_loss(model, video, batch)
@@ -87,10 +90,10 @@ def check_recipe(recipe: Recipe, sheet: Path, *, steps: int = 0) -> CheckResult:
         "rows": len(parts.rows),
         "missing_files": len(parts.missing),
         "evaluation": _evaluation_fact(recipe, parts),
-        "captions": f"the first {MOST_CAPTIONS}" if len(captions) == MOST_CAPTIONS else len(captions),
-        **_vocabulary_facts(model, captions),
+        **_wording_facts(parts, captions),
         "steps": f"{parts.plan.steps_per_epoch} an epoch, {parts.total_steps} in all",
         "clip": preprocessing.clip_words(recipe.data.clip_start),
+        **_covered(parts, batch),
         "network_input": "x".join(map(str, video.shape)),
         "value_range": f"{video.min():.3f} to {video.max():.3f}",
         "unreadable": f"{len(batch.faults)} of the first {len(batch.ids)} samples",
@@ -102,8 +105,12 @@ def check_recipe(recipe: Recipe, sheet: Path, *, steps: int = 0) -> CheckResult:
     }
     faults = [*parts.caption_faults, *batch.faults]
     warnings = [*training_notes(recipe), *dict.fromkeys(fault.reason for fault in faults[:5])]
-    if batch.repeated_frames > batch.pts_seconds.numel() / 4:
-        warnings.append("more than a quarter of the frames repeat the last one: clips are longer than these videos")
+    if batch.repeated_frames:
+        share = batch.repeated_frames / batch.pts_seconds.numel()
+        warnings.append(
+            f"{share:.0%} of the frames repeat the last one: clips are longer than some of these videos; lower "
+            "num_frames, or raise frame_rate (lower frame_stride), of model.preprocessing"
+        )
     if without:
         warnings.append(f"no gradient reaches {', '.join(without[:5])} ({len(without)} parameters)")
     if not math.isfinite(loss.item()):
@@ -121,31 +128,60 @@ def _try(recipe: Recipe, steps: int, facts: dict[str, Any]) -> list[str]:
     return [problem for problem in (trial.problem, difference) if problem is not None]
 
 
+def _covered(parts: Parts, batch: Batch) -> dict[str, str]:
+    """The seconds from the first frame of a clip to its last, as the files have it."""
+    times = batch.pts_seconds[batch.valid]
+    spans = (times[:, -1] - times[:, 0]).sort().values.tolist()
+    middle = spans[len(spans) // 2]
+    shown = f"{spans[0]:.2f} to {spans[-1]:.2f}" if spans[-1] - spans[0] > 0.01 else f"{middle:.2f}"
+    return {"seconds_covered": f"{shown} from first to last frame, in the first batch"}
+
+
+def _captions(parts: Parts) -> list[str]:
+    if isinstance(parts.task, ActionRecognition):
+        return []
+    return list(islice(collection_captions(parts.rows, []), MOST_CAPTIONS))
+
+
 def _evaluation_fact(recipe: Recipe, parts: Parts) -> str:
     if not parts.eval_rows:
         return "none (set eval.split, eval.manifest or eval.source)"
+    if isinstance(parts.task, ActionRecognition):
+        return f"{len(parts.eval_rows)} rows"
     gallery = build_gallery(parts.eval_rows, merge_equal_captions=recipe.eval.merge_equal_captions)
     return f"{len(gallery.queries)} queries, {len(gallery.candidates)} videos"
 
 
-def _vocabulary_facts(model: torch.nn.Module, captions: Sequence[str]) -> dict[str, Any]:
-    vocabulary: Any = getattr(model, "vocabulary", None)
+def _wording_facts(parts: Parts, captions: Sequence[str]) -> dict[str, Any]:
+    """Classes and how often each occurs; or captions and what of them the vocabulary knows."""
+    if isinstance(parts.task, ActionRecognition):
+        table = parts.task.classes
+        counts = Counter(table.names[place] for row in parts.rows for place in table.places(row.labels))
+        most = ", ".join(f"{name} ({count})" for name, count in counts.most_common(8))
+        absent = [name for name in table.names if name not in counts]
+        return {
+            "classes": f"{len(table)}: {most}" + (", ..." if len(counts) > 8 else ""),
+            "classes_without_a_row": f"{len(absent)}" + (f" ({', '.join(absent[:5])})" if absent else ""),
+        }
+    counted = f"the first {MOST_CAPTIONS}" if len(captions) == MOST_CAPTIONS else len(captions)
+    facts: dict[str, Any] = {"captions": counted}
+    vocabulary: Any = getattr(parts.model, "vocabulary", None)
     if vocabulary is None:
-        return {}
+        return facts
     unknown: Counter[str] = vocabulary.unknown_words(captions)
     silent = sum(not vocabulary.encode(text) for text in captions)
     most = ", ".join(f"{word} ({count})" for word, count in unknown.most_common(5))
-    return {
+    return facts | {
         "vocabulary": f"{len(vocabulary)} words; {len(unknown)} unknown{': ' + most if most else ''}",
         "masked_captions": f"{silent} captions without a known word",
     }
 
 
 def draw_contact_sheet(batch: Batch, video: Tensor, preprocessing: Preprocessing, path: Path) -> None:
-    """What the model sees: a row a sample (at most 8), its frames in time, its captions beneath.
+    """What the model sees: a row a sample (at most 8), its frames in time, its captions or labels beneath.
 
     Args:
-        batch: ids, captions and times.
+        batch: ids, captions or labels, and times.
         video: network input (B, 3, T, S, S), as the model gets it, mirrored and normalized.
         preprocessing: undoes the normalizing, for the picture only.
         path: PNG.
@@ -176,6 +212,7 @@ def draw_contact_sheet(batch: Batch, video: Tensor, preprocessing: Preprocessing
         captions = " | ".join(
             text for text, real in zip(batch.captions[row], batch.caption_mask[row].tolist(), strict=True) if real
         )
+        captions = captions or ", ".join(map(str, batch.labels[row]))
         letters = side * len(chosen) // 6 - 2
         pen.text((3, row * height + side + 2), f"{note}{batch.ids[row]}"[:letters], fill="black")
         pen.text((3, row * height + side + 17), captions[:letters], fill="black")

@@ -27,6 +27,7 @@ from twinreel.cli_data import data_app
 from twinreel.errors import ConfigError, TwinreelError
 
 if TYPE_CHECKING:
+    from twinreel.assembly import Run
     from twinreel.data.clip import Clip
     from twinreel.recipe import Recipe
 
@@ -301,9 +302,11 @@ def evaluate(
     source: Annotated[str | None, typer.Option(help="or a source of `twinreel list`")] = None,
     split: Annotated[str | None, typer.Option(help="split of it")] = None,
     root: Annotated[str | None, typer.Option(help="folder that paths are relative to")] = None,
+    predictions: Annotated[Path | None, typer.Option(help="a classifier's answer for each row, .csv")] = None,
+    confusion: Annotated[Path | None, typer.Option(help="a classifier's confusion matrix, .csv or .png")] = None,
     as_json: Json = False,
 ) -> None:
-    """Judge a run: retrieval in both directions, with the protocol."""
+    """Judge a run, with the protocol: retrieval in both directions, or a classifier's accuracy."""
     from twinreel.evaluation import evaluate as run_evaluation
     from twinreel.log import Progress
 
@@ -316,7 +319,9 @@ def evaluate(
         split=split,
         root=root,
         overrides=overrides or [],
-        report=(lambda done, total: progress.show(f"embedding {done}/{total} videos", force=done == total))
+        predictions=predictions,
+        confusion=confusion,
+        report=(lambda done, total: progress.show(f"judging {done}/{total} videos", force=done == total))
         if _speaks()
         else None,
     )
@@ -346,16 +351,23 @@ def predict(
     sentence: Annotated[list[str] | None, typer.Option(help="a sentence to choose from; repeatable")] = None,
     sentences: Annotated[Path | None, typer.Option(help="a file, one sentence a line")] = None,
     top: Annotated[int, typer.Option(min=1, help="how many a video")] = 5,
+    stride_seconds: Annotated[float | None, typer.Option(help="window to window; default a window's length")] = None,
     checkpoint: Checkpoint = None,
     as_json: Json = False,
 ) -> None:
-    """Rank a list of sentences for each video, with the seconds where each fits best."""
+    """Name what happens in each video, window by window; for two towers, rank a list of sentences for it."""
+    from twinreel.assembly import load_run
     from twinreel.search import predict as run_prediction
 
+    loaded = load_run(run, checkpoint)
+    if loaded.task.name == "action_recognition":
+        _recognize(loaded, videos, sentence is not None or sentences is not None, top, stride_seconds, as_json)
+        return
     choices = list(sentence or [])
     if sentences is not None:
         choices += [line.strip() for line in _read_text(sentences).splitlines() if line.strip()]
-    results = [ranked[:top] for ranked in run_prediction(run, videos, choices, checkpoint=checkpoint)]
+    ranked_sentences = run_prediction(loaded, videos, choices, stride_seconds=stride_seconds)
+    results = [ranked[:top] for ranked in ranked_sentences]
     if as_json:
         _print_json([[_as_dict(item) for item in ranked] for ranked in results])
         return
@@ -363,6 +375,29 @@ def predict(
         print(ranked[0].video)
         for item in ranked:
             print(f"  {item.score:7.3f}  {item.start_seconds:7.2f}-{item.end_seconds:.2f} s  {item.sentence}")
+
+
+def _recognize(
+    run: Run, videos: list[str], has_sentences: bool, top: int, stride_seconds: float | None, as_json: bool
+) -> None:
+    from twinreel.log import Progress
+    from twinreel.recognition import recognize
+
+    if has_sentences:
+        raise ConfigError(
+            f"{run.folder} is a classifier: it chooses among its own classes, not among sentences; "
+            "leave --sentence and --sentences out"
+        )
+    progress = Progress()
+    found = recognize(
+        run,
+        videos,
+        top=top,
+        stride_seconds=stride_seconds,
+        report=lambda done, total: progress.show(f"{done}/{total} videos", force=done == total),
+    )
+    progress.clear()
+    _print_json([item.to_json() for item in found]) if as_json else print("\n".join(item.to_table() for item in found))
 
 
 @app.command()

@@ -20,7 +20,7 @@ from twinreel.data.captions import collection_captions
 from twinreel.data.clip import Batch, Clip
 from twinreel.data.sources.generated import oracle_recall_at_1
 from twinreel.errors import ConfigError
-from twinreel.evaluation import Report, evaluate_retrieval
+from twinreel.evaluation import Report, evaluate_task
 from twinreel.log import Progress
 from twinreel.recipe import Recipe, load_recipe
 from twinreel.search import Found, embed_collection, search_collection
@@ -150,17 +150,17 @@ def _make_room(folder: Path) -> None:
 
 
 def _untrained(recipe: Recipe, rows: list[Clip], test_rows: list[Clip]) -> Report:
-    model = build_model(recipe, collection_captions(rows))
+    task = build_task(recipe)
+    model = build_model(recipe, task, collection_captions(rows))
     device = pick_device(recipe.train.device)
-    return evaluate_retrieval(
-        model.to(device), build_task(recipe), test_rows, recipe.eval, device=device,
-        num_workers=recipe.data.num_workers,
-    )  # fmt: skip
+    return evaluate_task(
+        model.to(device), task, test_rows, recipe.eval, device=device, num_workers=recipe.data.num_workers
+    )
 
 
 def _judge(run: Run, rows: list[Clip], transform: Callable[[Batch], Batch] | None = None) -> Report:
     device = pick_device(run.recipe.train.device)
-    return evaluate_retrieval(
+    return evaluate_task(
         run.model.to(device), run.task, rows, run.recipe.eval, device=device, transform=transform,
         num_workers=run.recipe.data.num_workers,
     )  # fmt: skip

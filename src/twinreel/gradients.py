@@ -1,9 +1,9 @@
 """One step's gradient: that of the mean loss over the global batch, whatever the processes and micro-batches.
 
-Every process embeds its own clips; embeddings and what the loss must know of them are gathered; every process computes
-the share of the loss that its own clips have. The shares add up to the loss, and so do their gradients: the gather
-adds up what all processes want of an embedding, and DistributedDataParallel, which averages, gets shares that are
-multiplied by the number of processes.
+Every process runs the model on its own clips; the outputs (embeddings, logits) and what the loss must know of them
+are gathered; every process computes the share of the loss that its own clips have. The shares add up to the loss, and so
+do their gradients: the gather adds up what all processes want of an output, and DistributedDataParallel, which averages,
+gets shares that are multiplied by the number of processes.
 
 With `train.cached_negatives` embeddings of all micro-batches are made first without a graph, the loss of the global
 batch is taken on them, and then each micro-batch is embedded again with its part of the gradient (Gao et al., "Scaling
@@ -12,23 +12,24 @@ Deep Contrastive Learning Batch Size under Memory Limited Setup", arXiv:2101.069
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from twinreel.data.augment import RandAugment, rand_augment, random_erasing
 from twinreel.data.clip import Batch
 from twinreel.data.plan import keyed_seed
 from twinreel.data.transforms import network_input
 from twinreel.distributed import gather_rows, scatter_order, world
 from twinreel.models.training_modes import paused_statistics
+from twinreel.optim import clip_gradients
 from twinreel.parts import Parts
 from twinreel.recipe import Recipe
-from twinreel.tasks import PairFacts, at_least_float32
+from twinreel.tasks import Facts, at_least_float32
 
 __all__ = ["Compared", "GradientStep", "StepResult", "clip_gradient", "finish", "global_gradient"]
 
@@ -36,15 +37,15 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 
 class Compared(NamedTuple):
-    """What one evaluation of the loss saw: embeddings and facts of all processes, in the order of `positions`.
+    """What one evaluation of the loss saw: outputs and facts of all processes, in the order of `positions`.
 
-    `video` (B, D) or (B, S, D), `text` (B * K, D); `positions` of these clips in the global batch; `own` the rows of
-    this process; `share` its part of the mean loss over the `usable` clips.
+    `outputs` are the task's, each with one or more rows a clip: video embeddings (B, D) or (B, S, D) and text
+    embeddings (B * K, D), or logits (B, C); `positions` of these clips in the global batch; `own` the rows of this
+    process; `share` its part of the mean loss over the `usable` clips.
     """
 
-    video: Tensor
-    text: Tensor
-    facts: PairFacts
+    outputs: tuple[Tensor, ...]
+    facts: Facts
     positions: list[int]
     own: Tensor
     share: Tensor
@@ -74,12 +75,12 @@ class StepResult:
     @property
     def captions(self) -> int:
         """Captions of the clips that could be read, masked ones included."""
-        return sum(seen.facts.mask[seen.facts.valid].numel() for seen in self.compared)
+        return sum(seen.facts.num_captions for seen in self.compared)
 
     @property
     def masked_captions(self) -> int:
         """Those that say nothing: padding, or no known word."""
-        return sum(int((~seen.facts.mask[seen.facts.valid]).sum()) for seen in self.compared)
+        return sum(seen.facts.num_masked for seen in self.compared)
 
     def valid(self) -> list[bool]:
         """Which clips of the global batch could be read, in its order."""
@@ -110,12 +111,7 @@ def clip_gradient(parts: Parts, recipe: Recipe) -> float:
     """Take the loss scale out of the gradient and clip it; its norm before clipping, perhaps not finite."""
     parts.scaler.unscale_(parts.optimizer)
     gradients = [parameter.grad for parameter in parts.parameters if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients).item()
-    if recipe.optim.clip_norm is not None and math.isfinite(norm):
-        scale = min(1.0, recipe.optim.clip_norm / (norm + 1e-6))
-        for gradient in gradients:
-            gradient.mul_(scale)
-    return norm
+    return clip_gradients(gradients, clip_norm=recipe.optim.clip_norm, clip_value=recipe.optim.clip_value)
 
 
 def finish(parts: Parts, recipe: Recipe, seen: list[Compared]) -> StepResult:
@@ -154,28 +150,29 @@ class GradientStep:
         """The negatives of a clip are those of its micro-batch in all processes."""
         seen = []
         for index, batch in enumerate(self.micro_batches):
-            text, facts = self.parts.task.inputs(self.parts.model, batch)
+            task: Any = self.parts.task
+            text, facts = task.inputs(self.parts.model, batch)
+            video, facts = self.mixed(self.video(batch), facts, index)
             with self.exchange_after(index):
-                embeddings = self.embed(self.parts.embedder, self.video(batch), text, index)
+                outputs = self.run(self.parts.whole, video, text, index)
                 everyone = self.parts.shares.positions[index]
-                compared = self.compare(embeddings, facts, [[own] for own in everyone], index)
+                compared = self.compare(outputs, facts, [[own] for own in everyone], index)
                 self.backward(compared)
             seen.append(_detached(compared))
         return seen
 
     def cached(self) -> list[Compared]:
         """The negatives of a clip are those of the global batch: embed, compare, embed again with the gradient."""
-        inputs = [self.parts.task.inputs(self.parts.model, batch) for batch in self.micro_batches]
+        task: Any = self.parts.task
+        inputs = [task.inputs(self.parts.model, batch) for batch in self.micro_batches]
         texts = [text for text, _ in inputs]
-        embedder = getattr(self.parts.embedder, "module", self.parts.embedder)
+        whole = getattr(self.parts.whole, "module", self.parts.whole)
         with torch.no_grad(), paused_statistics(self.parts.model):
-            embedded = [
-                self.embed(embedder, self.video(self.micro_batches[i]), text, i) for i, text in enumerate(texts)
-            ]
+            embedded = [self.run(whole, self.video(self.micro_batches[i]), text, i) for i, text in enumerate(texts)]
         leaves = [torch.cat(part) for part in zip(*(outputs[:2] for outputs in embedded), strict=True)]
         leaves += [outputs[2] for outputs in embedded[:1] if len(outputs) > 2]
         leaves = [at_least_float32(leaf).requires_grad_() for leaf in leaves]
-        facts = PairFacts.unpack(torch.cat([each.pack() for _, each in inputs]))
+        facts = task.unpack(torch.cat([each.pack() for _, each in inputs]))
         positions = [self.parts.shares.of_process(process) for process in range(self.parts.shares.num_processes)]
         compared = self.compare(tuple(leaves), facts, positions, 0)
         self.backward(compared)
@@ -189,7 +186,7 @@ class GradientStep:
         for index, (batch, text) in enumerate(zip(self.micro_batches, texts, strict=True)):
             last = first + len(batch.ids)
             with self.exchange_after(index):
-                outputs = self.embed(self.parts.embedder, self.video(batch), text, index)
+                outputs = self.run(self.parts.whole, self.video(batch), text, index)
                 gradients = [leaves[0].grad[first:last], leaves[1].grad[first * candidates : last * candidates]]  # type: ignore[index]
                 if len(leaves) > 2:  # the learned scale is one for all: its gradient counts once
                     gradients.append(leaves[2].grad * float(index == 0))  # type: ignore[operator]
@@ -204,62 +201,79 @@ class GradientStep:
     def video(self, batch: Batch) -> Tensor:
         """Network input of a batch, on the device; made anew for each pass, because it is large."""
         preprocessing: Any = self.parts.model.preprocessing
-        video = network_input(batch, preprocessing, self.parts.device)
-        if self.recipe.train.channels_last:
+        data, seed, device = self.recipe.data, self.recipe.train.seed, self.parts.device
+        epoch = self.step // self.parts.plan.steps_per_epoch
+        if data.rand_augment is not None:
+            frames = batch.frames.to(device, non_blocking=True)
+            rule = RandAugment.of(data.rand_augment)
+            batch = replace(batch, frames=rand_augment(frames, batch.ids, seed=seed, epoch=epoch, rule=rule))
+        video = network_input(batch, preprocessing, device)
+        if data.random_erasing > 0:
+            video = random_erasing(video, batch.ids, seed=seed, epoch=epoch, probability=data.random_erasing)
+        if self.recipe.train.memory_format == "channels_last":
             video = video.contiguous(memory_format=torch.channels_last_3d)
         return video
 
-    def embed(self, embedder: nn.Module, video: Tensor, text: Any, index: int) -> tuple[Tensor, ...]:
-        """Embeddings of a micro-batch; dropout depends on the step and on which micro-batch of all processes it is."""
+    def mixed(self, video: Tensor, facts: Facts, index: int) -> tuple[Tensor, Facts]:
+        """Video and facts of a micro-batch with neighbors mixed, where the task mixes."""
+        mix = getattr(self.parts.task, "mix", None)
+        if mix is None:
+            return video, facts
+        process = world().rank if self.first_piece is None else 0
+        positions = self.parts.shares.of_process(process)[index]
+        mixed: tuple[Tensor, Facts] = mix(
+            video, facts, positions=positions, seed=self.recipe.train.seed, step=self.step
+        )
+        return mixed
+
+    def run(self, whole: nn.Module, video: Tensor, text: Any, index: int) -> tuple[Tensor, ...]:
+        """Outputs of a micro-batch; dropout depends on the step and on which micro-batch of all processes it is."""
         first = world().rank if self.first_piece is None else self.first_piece
         number = first + index * self.parts.shares.num_processes
         torch.manual_seed(keyed_seed(self.recipe.train.seed, self.step, number, "dropout"))
         precision = self.recipe.train.precision
         with torch.autocast(self.parts.device.type, dtype=PRECISIONS[precision], enabled=precision != "fp32"):
-            outputs: tuple[Tensor, ...] = embedder(video, text)
+            outputs: tuple[Tensor, ...] = whole(video, text)
         return outputs
 
     def exchange_after(self, index: int) -> AbstractContextManager[Any]:
         """Gradients are exchanged on the last micro-batch only."""
-        if index == len(self.micro_batches) - 1 or not hasattr(self.parts.embedder, "no_sync"):
+        if index == len(self.micro_batches) - 1 or not hasattr(self.parts.whole, "no_sync"):
             return nullcontext()
-        context: AbstractContextManager[Any] = self.parts.embedder.no_sync()  # type: ignore[operator]
+        context: AbstractContextManager[Any] = self.parts.whole.no_sync()  # type: ignore[operator]
         return context
 
     def compare(
-        self, embeddings: tuple[Tensor, ...], facts: PairFacts, everyone: Sequence[Sequence[range]], index: int
+        self, outputs: tuple[Tensor, ...], facts: Facts, everyone: Sequence[Sequence[range]], index: int
     ) -> Compared:
-        """Gather embeddings and facts of all processes, in the order of the global batch, and take this one's share.
+        """Gather outputs and facts of all processes, in the order of the global batch, and take this one's share.
 
         Args:
-            embeddings: this process's (b, D) or (b, S, D), (b * K, D) and perhaps the learned scale.
+            outputs: this process's, each with one or more rows a clip, and perhaps the learned scale.
             facts: this process's.
             everyone: the positions that each process has here, in its order.
             index: of the micro-batch, for the drawn negatives.
         """
-        video, text, *scale = embeddings
+        task: Any = self.parts.task
+        own_rows, scale = outputs[: len(task.output_names)], outputs[len(task.output_names) :]
+        clips = len(facts.valid)
         held = [[at for piece in pieces for at in piece] for pieces in everyone]
         positions = sorted(at for process in held for at in process)
         sizes = [len(process) for process in held]
-        rows = torch.cat(
-            [part.flatten(1) for part in (at_least_float32(video), at_least_float32(text).reshape(len(video), -1))],
-            dim=1,
-        )
+        rows = torch.cat([at_least_float32(part).reshape(clips, -1) for part in own_rows], dim=1)
         packed = facts.pack()
-        own = torch.arange(len(video))
+        own = torch.arange(clips)
         if len(sizes) > 1:
             order = scatter_order(held)
             rows = gather_rows(rows, sizes)[order.to(rows.device)]
             packed = gather_rows(packed, sizes)[order]
             own = torch.searchsorted(torch.tensor(positions), torch.tensor(held[world().rank]))
-        videos, texts = rows.split([video[0].numel(), rows.shape[1] - video[0].numel()], dim=1)  # type: ignore[no-untyped-call]
-        videos = videos.unflatten(1, video.shape[1:])
-        texts = texts.reshape(-1, text.shape[1])
-        known = PairFacts.unpack(packed)
+        parts = rows.split([part.numel() // clips for part in own_rows], dim=1)  # type: ignore[no-untyped-call]
+        gathered = tuple(part.reshape(-1, *own_part.shape[1:]) for part, own_part in zip(parts, own_rows, strict=True))
+        known = task.unpack(packed)
         seed = keyed_seed(self.recipe.train.seed, self.step, self.group + index, "negatives")
-        share = self.parts.task.share(
-            videos,
-            texts,
+        share = task.share(
+            gathered,
             known,
             own=own if len(sizes) > 1 else None,
             log_scale=scale[0] if scale else None,
@@ -268,7 +282,7 @@ class GradientStep:
         )
         for part in (rows, *scale):  # a loss may not depend on them (nothing usable): the exchange still needs them
             share = share + part.flatten()[:0].sum()
-        return Compared(videos, texts, known, positions, own, share, int(known.usable.sum()), seed)
+        return Compared(gathered, known, positions, own, share, int(known.usable.sum()), seed)
 
     def backward(self, compared: Compared) -> None:
         """The gradient of this process's share, weighted as its clips weigh in the global batch."""
@@ -279,4 +293,4 @@ class GradientStep:
 
 
 def _detached(compared: Compared) -> Compared:
-    return compared._replace(video=compared.video.detach(), text=compared.text.detach(), share=compared.share.detach())
+    return compared._replace(outputs=tuple(part.detach() for part in compared.outputs), share=compared.share.detach())

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
 import torch
 from torch import Tensor
 
-__all__ = ["SAFE_TEMPERATURES", "Monitor", "embedding_statistics"]
+from twinreel.tasks import ActionRecognition, Facts, PairFacts, Task
+
+__all__ = ["SAFE_TEMPERATURES", "Monitor", "embedding_statistics", "output_statistics"]
 
 SAFE_TEMPERATURES = (0.05, 0.2)  # of a loss on embeddings of unit length
 
@@ -35,6 +37,14 @@ LARGEST_WAITING_SHARE = 0.2
 LARGEST_MASKED_SHARE = 0.5
 
 Numbers = Mapping[str, float]
+
+
+def output_statistics(task: Task, outputs: Sequence[Tensor], facts: Facts) -> dict[str, float]:
+    """How the outputs of a batch lie: `embedding_statistics` of two towers, accuracy of a classifier."""
+    if isinstance(task, ActionRecognition):
+        return task.statistics(outputs, facts) if not isinstance(facts, PairFacts) else {}
+    assert isinstance(facts, PairFacts), "two towers have captions"
+    return embedding_statistics(*outputs, mask=facts.mask, valid=facts.valid)
 
 
 def embedding_statistics(
@@ -246,9 +256,9 @@ class Monitor:
             return None
         return (
             f"the loss is stuck at chance: {mean:.4g} over the last {NUM_LOSSES} log lines at step {step}, and "
-            f"{self.chance_loss:.4g} is what a model gets to which all pairs look alike; change optim.learning_rate "
-            "(first 10 times lower), raise optim.warmup_steps, start from model.weights, and look with "
-            "`twinreel check` whether captions fit their clips"
+            f"{self.chance_loss:.4g} is what a model gets to which all pairs or classes look alike; change "
+            "optim.learning_rate (first 10 times lower), raise optim.warmup_steps, start from model.weights, and look with "
+            "`twinreel check` whether captions or labels fit their clips"
         )
 
     def _waiting(self, seen: Numbers) -> str | None:

@@ -26,6 +26,7 @@ from twinreel.assembly import (
     training_rows,
 )
 from twinreel.checkpoint import read_model_json
+from twinreel.data.augment import check_augment
 from twinreel.data.captions import collection_captions
 from twinreel.data.clip import Batch, Clip, Fault
 from twinreel.data.dataset import ClipDataset, TrainingRules
@@ -36,22 +37,17 @@ from twinreel.data.tables import did_you_mean
 from twinreel.distributed import alike, gather_objects, together, world
 from twinreel.errors import CheckpointError, ConfigError, DataError
 from twinreel.evaluation import build_gallery, view_rules
+from twinreel.models.preferred import preferred
 from twinreel.models.training_modes import apply_batch_norm, batch_norms, checkpoint_activations
-from twinreel.optim import (
-    WeightAverage,
-    build_optimizer,
-    freeze,
-    learning_rate_factor,
-    parameter_groups,
-)
-from twinreel.recipe import Recipe
-from twinreel.tasks import Contrastive, Embedder
+from twinreel.optim import Schedule, WeightAverage, build_optimizer, build_schedule, freeze, parameter_groups
+from twinreel.recipe import OptimSection, Recipe
+from twinreel.tasks import ActionRecognition, Contrastive, Task, WholeModel
 
 __all__ = [
     "Parts",
     "build_parts",
     "compared_clips",
-    "learning_rate",
+    "for_device",
     "num_negatives",
     "read_batches",
     "start_line",
@@ -65,7 +61,7 @@ FEW_NEGATIVES = 32
 class Parts:
     """What a run is built of.
 
-    `embedder` is what computes: model and task as one module, wrapped for several processes. `idle` are the modules
+    `whole` is what computes: model and task as one module, wrapped for several processes. `idle` are the modules
     that stay in eval mode while the others train; `norms` the batch norms that learn statistics.
     """
 
@@ -77,10 +73,10 @@ class Parts:
     plan: Plan
     shares: Shares
     total_steps: int
-    warmup_steps: int
+    schedule: Schedule
     model: nn.Module
-    task: Contrastive
-    embedder: nn.Module
+    task: Task
+    whole: nn.Module
     idle: list[nn.Module]
     norms: list[nn.Module]
     average: WeightAverage | None
@@ -96,9 +92,20 @@ class Parts:
 
     def train_mode(self) -> None:
         """Train mode, but for what is frozen."""
-        self.embedder.train()
+        self.whole.train()
         for module in self.idle:
             module.eval()
+
+
+def for_device(recipe: Recipe, device: torch.device) -> Recipe:
+    """The same with what `auto` means for this model on this device; equal runs get equal choices."""
+    train = recipe.train
+    memory_format, precision = preferred(recipe.model.name, device.type)
+    chosen = {
+        "memory_format": memory_format if train.memory_format == "auto" else train.memory_format,
+        "precision": precision if train.precision == "auto" else train.precision,
+    }
+    return recipe.model_copy(update={"train": train.model_copy(update=chosen)})
 
 
 def build_parts(recipe: Recipe, device: torch.device, checkpoint: Path | None = None) -> Parts:
@@ -110,17 +117,19 @@ def build_parts(recipe: Recipe, device: torch.device, checkpoint: Path | None = 
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     with together():
+        if recipe.data.rand_augment is not None:
+            check_augment()
         parts = _build(recipe, device, checkpoint)
     with alike():
         _refuse_other_data(parts)
-    parts.embedder = _wrapped(parts.embedder)
+    parts.whole = _wrapped(parts.whole)
     return parts
 
 
 def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Parts:
     train, optim = recipe.train, recipe.optim
     views = recipe.data.repeated_augmentation
-    shares = Shares.cut(train.global_batch_size, world().size, train.micro_batch_size, views)
+    shares = Shares.cut(train.global_batch_size, world().size, train.micro_batch_size, recipe.clips_together)
     if checkpoint is not None and not checkpoint.is_dir():
         raise CheckpointError(
             f"{checkpoint} cannot be seen from {socket.gethostname()}: the run folder must be on storage that all "
@@ -128,20 +137,19 @@ def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Par
         )
     rows = training_rows(recipe)
     _check_flip_labels(recipe, rows)
-    eval_rows = _checked_evaluation_rows(recipe) if evaluates(recipe) else []
+    eval_rows = evaluation_rows(recipe) if evaluates(recipe) else []
     missing = refuse_missing_files(rows, recipe.data.max_faults)
     plan = Plan(num_rows=len(rows), seed=train.seed, global_batch_size=train.global_batch_size, views_per_row=views)
     total_steps = train.num_steps or (train.num_epochs or 0) * plan.steps_per_epoch
-    warmup = optim.warmup_steps or round((optim.warmup_epochs or 0) * plan.steps_per_epoch)
-    if warmup >= total_steps:
-        raise ConfigError(f"optim: a warm-up of {warmup} steps is not shorter than the run of {total_steps} steps")
-    task = build_task(recipe, checkpoint)
+    schedule = _schedule(optim, total_steps, plan.steps_per_epoch)
+    task = build_task(recipe, checkpoint, rows)
+    _check_evaluation_rows(recipe, task, eval_rows)
     task.chance_loss(2)  # options that the loss refuses are found here
     _refuse_own_negatives(recipe, task)
     caption_faults: list[Fault] = []
     if checkpoint is None:
-        model = build_model(recipe, collection_captions(rows, caption_faults))
-        description = describe_model(recipe, model)
+        model = build_model(recipe, task, collection_captions(rows, caption_faults))
+        description = describe_model(recipe, model, task)
     else:
         model = model_from_checkpoint(checkpoint)
         description = read_model_json(checkpoint)
@@ -150,23 +158,32 @@ def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Par
     view_rules(preprocessing, recipe.eval)
     model.to(device)
     task.to(device)
-    if train.channels_last:
+    if train.memory_format == "channels_last":
         _channels_last(model)
     apply_batch_norm(model, train.batch_norm, device, world().size)
     idle = freeze(model, recipe.model.freeze)
     norms = _learning_norms(model, recipe, idle)
     if train.activation_checkpointing:
         checkpoint_activations(model)
-    embedder = Embedder(model, task)
+    whole = WholeModel(model, task)
     groups = parameter_groups(
         model,
         learning_rate=optim.learning_rate,
         learning_rates=optim.learning_rates,
         weight_decay=optim.weight_decay,
+        norm_weight_decay=optim.norm_weight_decay,
+        decay_one_dimensional=optim.decay_one_dimensional,
+        layer_decay=optim.layer_decay,
         extra=list(task.parameters()),
     )
     optimizer = build_optimizer(
-        optim.name, groups, betas=optim.betas, eps=optim.eps, momentum=optim.momentum, nesterov=optim.nesterov
+        optim.name,
+        groups,
+        betas=optim.betas,
+        eps=optim.eps,
+        momentum=optim.momentum,
+        dampening=optim.dampening,
+        nesterov=optim.nesterov,
     )
     return Parts(
         rows=rows,
@@ -177,10 +194,10 @@ def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Par
         plan=plan,
         shares=shares,
         total_steps=total_steps,
-        warmup_steps=warmup,
+        schedule=schedule,
         model=model,
         task=task,
-        embedder=embedder,
+        whole=whole,
         idle=idle,
         norms=norms,
         average=None if train.ema_decay is None else WeightAverage(model, train.ema_decay),
@@ -191,9 +208,27 @@ def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Par
     )
 
 
-def _refuse_own_negatives(recipe: Recipe, task: Contrastive) -> None:
+def _schedule(optim: OptimSection, total_steps: int, steps_per_epoch: int) -> Schedule:
+    return build_schedule(
+        total_steps=total_steps,
+        steps_per_epoch=steps_per_epoch,
+        learning_rate=optim.learning_rate,
+        warmup_steps=optim.warmup_steps,
+        warmup_epochs=optim.warmup_epochs,
+        warmup_start_factor=optim.warmup_start_factor,
+        warmup_start_learning_rate=optim.warmup_start_learning_rate,
+        warmup_target=optim.warmup_target,
+        decay=optim.decay,
+        cosine_after_warmup=optim.cosine_after_warmup,
+        final_learning_rate=optim.final_learning_rate,
+        decay_epochs=optim.decay_epochs,
+        decay_factors=optim.decay_factors,
+    )
+
+
+def _refuse_own_negatives(recipe: Recipe, task: Task) -> None:
     """Several views of a row have equal captions, which the loss must not take for wrong ones."""
-    if recipe.data.repeated_augmentation > 1 and "text_ids" not in task.takes:
+    if isinstance(task, Contrastive) and recipe.data.repeated_augmentation > 1 and "text_ids" not in task.takes:
         raise ConfigError(
             f"data.repeated_augmentation={recipe.data.repeated_augmentation}: the views of a row share its captions, "
             f"and task.loss={recipe.task.loss} would take them for wrong ones: it does not take `text_ids`. Let it "
@@ -215,7 +250,7 @@ def _rows_digest(rows: Sequence[Clip]) -> str:
 
 def _refuse_other_data(parts: Parts) -> None:
     """All processes must have the same rows, and towers of the same size (a vocabulary comes from captions)."""
-    said = f"{parts.rows_digest}, {sum(parameter.numel() for parameter in parts.embedder.parameters())} parameters"
+    said = f"{parts.rows_digest}, {sum(parameter.numel() for parameter in parts.whole.parameters())} parameters"
     everyone = gather_objects((socket.gethostname(), said))
     main = everyone[0][1]
     for rank, (host, other) in enumerate(everyone):
@@ -226,8 +261,8 @@ def _refuse_other_data(parts: Parts) -> None:
             )
 
 
-def _wrapped(embedder: nn.Module) -> nn.Module:
-    """The embedder as one that exchanges gradients, where there are several processes.
+def _wrapped(whole: nn.Module) -> nn.Module:
+    """Model and task as a module that exchanges gradients, where there are several processes.
 
     `find_unused_parameters` lets a user's towers have parts that take no part. It also keeps DDP from sorting its
     buckets anew after the first step: a resumed run, which starts with the first sort again, would add up the
@@ -235,32 +270,33 @@ def _wrapped(embedder: nn.Module) -> nn.Module:
     takes part is added, because DDP warns of a search that finds none.
     """
     if world().size == 1:
-        return embedder
-    embedder.register_parameter(
-        "takes_no_part", nn.Parameter(torch.zeros(1, device=next(embedder.parameters()).device))
-    )
+        return whole
+    whole.register_parameter("takes_no_part", nn.Parameter(torch.zeros(1, device=next(whole.parameters()).device)))
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters  # in torch 2.13
     buffers: Any = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
-    return DistributedDataParallel(embedder, find_unused_parameters=True, **buffers)
+    return DistributedDataParallel(whole, find_unused_parameters=True, **buffers)
 
 
-def _checked_evaluation_rows(recipe: Recipe) -> list[Clip]:
+def _check_evaluation_rows(recipe: Recipe, task: Task, rows: Sequence[Clip]) -> None:
     """What the end of the run needs is looked at before its first step."""
-    rows = evaluation_rows(recipe)
-    gallery = build_gallery(rows, merge_equal_captions=recipe.eval.merge_equal_captions)
-    direction, _, name = recipe.eval.best_metric.partition("/")
-    candidates = gallery.candidates if direction == "text_to_video" else gallery.queries
-    if int(name.rpartition("_")[2]) > len(candidates):
-        raise ConfigError(
-            f"eval.best_metric={direction}/{name}: there are only {len(candidates)} candidates; take a smaller k"
-        )
+    if not rows:
+        return
+    if isinstance(task, Contrastive):
+        gallery = build_gallery(rows, merge_equal_captions=recipe.eval.merge_equal_captions)
+        direction, _, name = recipe.best_metric.partition("/")
+        candidates = gallery.candidates if direction == "text_to_video" else gallery.queries
+        if int(name.rpartition("_")[2]) > len(candidates):
+            raise ConfigError(
+                f"eval.best_metric={direction}/{name}: there are only {len(candidates)} candidates; take a smaller k"
+            )
+    else:
+        task.classes.check(rows, "evaluation")
     missing = missing_videos(rows)
     if missing and not recipe.eval.allow_missing:
         raise DataError(
             f"{len(missing)} of {len(rows)} evaluation rows have no video file (first: {missing[0].video}); mend them, "
             "or pass eval.allow_missing=true"
         )
-    return rows
 
 
 def _channels_last(model: nn.Module) -> None:
@@ -296,7 +332,7 @@ def training_rules(recipe: Recipe, model: nn.Module) -> TrainingRules:
     return TrainingRules(
         preprocessing=preprocessing,
         seed=recipe.train.seed,
-        num_candidates=recipe.task.num_candidates,
+        num_candidates=recipe.task.num_candidates if recipe.task.name == "contrastive" else 0,
         min_window_seconds=data.min_window_seconds,
         clip_start=data.clip_start,
         crop=data.crop,
@@ -314,17 +350,6 @@ def read_batches(recipe: Recipe, parts: Parts, step: int = 0, most: int | None =
     """This process's micro-batches of a step, from 0, or the first few of them, read here and now."""
     keys = islice(parts.plan.micro_batches(step, step + 1, parts.shares, world().rank), most)
     return list(load_batches(ClipDataset(parts.rows, training_rules(recipe, parts.model)), keys, num_workers=0))
-
-
-def learning_rate(recipe: Recipe, parts: Parts, step: int) -> float:
-    """What base learning rates are multiplied by at a step, from 0."""
-    return learning_rate_factor(
-        step,
-        parts.total_steps,
-        warmup_steps=parts.warmup_steps,
-        warmup_start_factor=recipe.optim.warmup_start_factor,
-        decay=recipe.optim.decay,
-    )
 
 
 def _check_flip_labels(recipe: Recipe, rows: Sequence[Clip]) -> None:
@@ -347,8 +372,10 @@ def compared_clips(recipe: Recipe, parts: Parts) -> int:
     return min(sum(map(len, everyone)) for everyone in parts.shares.positions)
 
 
-def num_negatives(recipe: Recipe, parts: Parts) -> int:
-    """Wrong captions a clip is compared with."""
+def num_negatives(recipe: Recipe, parts: Parts) -> int | None:
+    """Wrong captions a clip is compared with; None where none are."""
+    if not isinstance(parts.task, Contrastive):
+        return None
     there = recipe.task.num_candidates * (compared_clips(recipe, parts) - recipe.data.repeated_augmentation)
     drawn = parts.task.drawn_negatives
     return there if drawn is None else min(there, drawn)
@@ -362,8 +389,12 @@ def start_line(recipe: Recipe, parts: Parts, step: int) -> str:
     whole = "global batch (cached)" if train.cached_negatives else "micro-batch across processes"
     if shares.num_micro_batches == 1:
         whole = "global batch"
+    compared = f"{num_negatives(recipe, parts)} negative captions a clip (of the {whole})"
+    if isinstance(parts.task, ActionRecognition):
+        compared = _classes_fact(parts.task)
     base = max(group["base_learning_rate"] for group in parts.optimizer.param_groups)
-    rates = [base * learning_rate(recipe, parts, at) for at in (0, parts.warmup_steps, parts.total_steps - 1)]
+    rates = [base * factor for factor in (parts.schedule.factor(0), parts.schedule.highest)]
+    rates.append(base * parts.schedule.factor(parts.total_steps - 1))
     own = "".join(f", {name} at {rate:g}" for name, rate in recipe.optim.learning_rates.items())
     trained = sum(p.numel() for p in parts.parameters)
     frozen = sum(p.numel() for p in parts.model.parameters() if not p.requires_grad)
@@ -377,16 +408,21 @@ def start_line(recipe: Recipe, parts: Parts, step: int) -> str:
         f"{parts.total_steps} steps in all",
         f"global batch {train.global_batch_size} = {_counted(shares.num_processes, 'process')} x "
         f"{_counted(shares.num_micro_batches, 'micro-batch')} x {' or '.join(map(str, sizes))} clips{views} on "
-        f"{parts.device}, {num_negatives(recipe, parts)} negative captions a clip (of the {whole}), "
-        f"precision {train.precision}, batch norm {train.batch_norm}, seed {train.seed}",
+        f"{parts.device}, {compared}, precision {train.precision}, {train.memory_format.replace('_', ' ')} layout, "
+        f"batch norm {train.batch_norm}, seed {train.seed}",
         f"a clip is {prep.clip_words(recipe.data.clip_start)}, {prep.crop_size} x {prep.crop_size} pixels",
         f"learning rate first {rates[0]:.3g}, highest {rates[1]:.3g}, last {rates[2]:.3g} ({recipe.optim.name}{own}, "
-        f"warm-up {parts.warmup_steps} steps); it belongs to the global batch and is never scaled",
+        f"warm-up {parts.schedule.warmup_steps:g} steps); it belongs to the global batch and is never scaled",
         f"parameters {trained:,} trained, {frozen:,} frozen"
         + (f", weights averaged (EMA {train.ema_decay:g})" if train.ema_decay is not None else "")
         + (f"; going on from step {step}" if step else "; from step 0"),
     ]
     return "\n".join(lines)
+
+
+def _classes_fact(task: ActionRecognition) -> str:
+    names = ", ".join(task.classes.names[:5]) + (", ..." if len(task.classes) > 5 else "")
+    return f"{len(task.classes)} classes ({names})" + ", mixed with neighbors" * task.mixing.mixes
 
 
 def _counted(number: int, noun: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,10 +19,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from twinreel import losses
 from twinreel.config import Tree, check_options, import_function, load_tree, nearest, validate
+from twinreel.data.augment import RandAugment
 from twinreel.data.sources import SOURCES
 from twinreel.data.transforms import flip_partners
 from twinreel.errors import ConfigError
-from twinreel.models import MODELS
+from twinreel.models import CLASSIFIERS, MODELS, TOWERS
 from twinreel.tasks import TASKS
 
 __all__ = [
@@ -43,6 +45,10 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 BestMetric = Literal[
+    "top_1_accuracy",
+    "top_5_accuracy",
+    "mean_class_accuracy",
+    "mean_average_precision",
     "text_to_video/recall_at_1",
     "text_to_video/recall_at_5",
     "text_to_video/recall_at_10",
@@ -54,8 +60,8 @@ Split = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) i
 Cadence = Annotated[str, Field(pattern=r"^[1-9][0-9]* (steps?|epochs?)$")]
 
 RESERVED = {
-    "model": ("vocabulary", "preprocessing"),
-    "task": ("mask", "valid", "text_ids", "own", "negative_seed"),
+    "model": ("vocabulary", "preprocessing", "num_classes"),
+    "task": ("mask", "valid", "text_ids", "own", "negative_seed", "targets"),
     "data": ("manifest", "caption_template"),
     "eval": ("manifest", "caption_template"),
 }
@@ -99,17 +105,19 @@ class ModelSection(_OpenSection):
     min_word_count: Count = Field(1, description="rarer words are left out of a built vocabulary")
     fold_case: bool = Field(True, description="false = the founding behavior: capitals are other words")
     freeze: tuple[str, ...] = Field((), description="module names that do not train, e.g. [text_tower]")
+    num_classes: Count | None = Field(None, description="outputs of a classifier; null = found from the labels")
     preprocessing: PreprocessingSection = Field(default_factory=PreprocessingSection)  # type: ignore[arg-type]
 
 
 class TaskSection(_OpenSection):
     """What is learned; free keys are options of the loss."""
 
-    name: str = Field("contrastive", description="a name of TASKS")
+    name: str = Field("contrastive", description="contrastive or action_recognition")
     loss: str = Field("milnce", description="a loss of twinreel.losses, or package.module:function")
-    num_candidates: Count = Field(1, description="K captions a clip, nearest in time")
-    max_words: Count = Field(20, description="words a caption in training; cut or padded")
-    learn_temperature: bool = Field(False, description="train task.temperature too, within 0.01 to 1")
+    num_candidates: Count = Field(1, description="contrastive: K captions a clip, nearest in time")
+    max_words: Count = Field(20, description="contrastive: words a caption in training; cut or padded")
+    learn_temperature: bool = Field(False, description="contrastive: train task.temperature too, within 0.01 to 1")
+    multi_label: bool = Field(False, description="action_recognition: a clip may have any number of classes")
 
 
 class DataSection(_OpenSection):
@@ -146,6 +154,15 @@ class DataSection(_OpenSection):
     repeated_augmentation: Count = Field(
         1, description="views of one decoded clip in a batch, cropped and mirrored anew; the batch size counts views"
     )
+    mixup: NonNegative = Field(0.0, description="alpha of mixup between neighbors of the batch, e.g. 0.8; 0 = none")
+    cutmix: NonNegative = Field(0.0, description="alpha of cutmix likewise, e.g. 1.0; 0 = none")
+    mix_probability: Fraction = Field(1.0, description="share of pairs that are mixed")
+    mix_switch_probability: Fraction = Field(0.5, description="share of cutmix where both are on")
+    rand_augment: dict[str, Any] | None = Field(
+        None,
+        description="{num_ops: 4, magnitude: 7}: random changes, the same in all frames of a clip; extra `augment`",
+    )
+    random_erasing: Fraction = Field(0.0, description="probability of a box filled with noise, the same in all frames")
     num_workers: Annotated[int, Field(ge=0)] = Field(2, description="reader processes")
     worker_start: Literal["auto", "fork", "spawn", "forkserver"] = Field(
         "auto", description="how readers are started; auto = fork, forkserver where several processes train"
@@ -164,8 +181,10 @@ class DataSection(_OpenSection):
             raise ValueError("data.short_side_draw=inverse needs a range to draw from: data.short_side=[256, 320]")
         try:
             flip_partners(self.flip_labels)
+            if self.rand_augment is not None:
+                RandAugment.of(self.rand_augment)
         except ConfigError as error:
-            raise ValueError(f"data.{error}") from error
+            raise ValueError(f"data.{str(error).removeprefix('data.')}") from error
         return self
 
 
@@ -176,21 +195,61 @@ class OptimSection(_Section):
     learning_rate: Positive = Field(1e-3, description="of the global batch; nothing is scaled implicitly")
     learning_rates: dict[str, Positive] = Field({}, description="per module name, e.g. {text_tower: 0.0001}")
     weight_decay: NonNegative = Field(1e-4, description="not on biases and norms")
+    norm_weight_decay: NonNegative = Field(0.0, description="on scale and shift of norms")
+    decay_one_dimensional: bool = Field(
+        False, description="true = weight_decay on biases too, as the SlowFast code has"
+    )
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="each layer's rate is this times that of the layer after it, e.g. 0.75"
+    )
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="adam, adamw")
     eps: Positive = Field(1e-8, description="adam, adamw")
     momentum: Fraction = Field(0.9, description="sgd")
+    dampening: Fraction = Field(0.0, description="sgd")
     nesterov: bool = Field(False, description="sgd")
     warmup_steps: Annotated[int, Field(ge=0)] | None = Field(None, description="linear warm-up")
     warmup_epochs: NonNegative | None = Field(None, description="or in epochs")
-    warmup_start_factor: Fraction = Field(0.1, description="first factor; 0 = the founding schedule")
-    decay: Literal["cosine", "none"] = Field("cosine", description="to 0 at the last step")
+    warmup_start_factor: Fraction = Field(0.1, description="first factor; 0 = the schedule of MIL-NCE")
+    warmup_start_learning_rate: NonNegative | None = Field(None, description="or the first rate itself")
+    warmup_target: Literal["highest", "schedule"] = Field(
+        "highest", description="where warm-up ends; schedule = at what the schedule then has, as the SlowFast code does"
+    )
+    decay: Literal["cosine", "steps", "none"] = Field("cosine", description="after the warm-up, to the last step")
+    cosine_after_warmup: bool = Field(True, description="false = the cosine begins at step 0, as in the SlowFast code")
+    final_learning_rate: NonNegative = Field(0.0, description="where the cosine ends")
+    decay_epochs: tuple[NonNegative, ...] = Field((), description="of decay=steps: where each factor begins; first 0")
+    decay_factors: tuple[NonNegative, ...] = Field(
+        (), description="of decay=steps: what the rate is multiplied by there"
+    )
     clip_norm: Positive | None = Field(None, description="largest norm of the whole gradient")
+    clip_value: Positive | None = Field(None, description="or largest size of each number of it")
 
     @model_validator(mode="after")
     def _check(self) -> OptimSection:
         if self.warmup_steps is not None and self.warmup_epochs is not None:
             raise ValueError("give optim.warmup_steps or optim.warmup_epochs, not both")
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise ValueError("give optim.clip_norm or optim.clip_value, not both")
+        if self.final_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"optim.final_learning_rate={self.final_learning_rate:g} is above optim.learning_rate="
+                f"{self.learning_rate:g}; the cosine falls"
+            )
+        self._check_steps()
         return self
+
+    def _check_steps(self) -> None:
+        epochs, factors = self.decay_epochs, self.decay_factors
+        if self.decay != "steps":
+            if epochs or factors:
+                raise ValueError(f"optim.decay_epochs and decay_factors go with optim.decay=steps, not {self.decay}")
+            return
+        rising = all(first < second for first, second in pairwise(epochs))
+        if not epochs or epochs[0] != 0 or len(epochs) != len(factors) or not rising:
+            raise ValueError(
+                f"optim.decay=steps needs as many decay_factors as decay_epochs, which rise from 0: got {list(epochs)} "
+                f"and {list(factors)}; e.g. decay_epochs=[0, 30, 60] decay_factors=[1, 0.1, 0.01]"
+            )
 
 
 class TrainSection(_Section):
@@ -212,8 +271,16 @@ class TrainSection(_Section):
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="average the weights, e.g. 0.9999; the average is judged and loaded"
     )
-    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="losses are in fp32 whatever this says")
-    channels_last: bool = Field(True, description="memory layout; the same numbers to rounding, faster convolutions")
+    precise_bn_batches: Annotated[int, Field(ge=0)] = Field(
+        0, description="before a checkpoint or a judgment, batch norms take their statistics from so many batches anew"
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "fp32", description="losses are in fp32 whatever this says; auto = what was faster for this model"
+    )
+    memory_format: Literal["auto", "contiguous", "channels_last"] = Field(
+        "auto",
+        description="layout of convolutions, the same numbers to rounding; auto = what was faster for this model",
+    )
     seed: Annotated[int, Field(ge=0)] = Field(1, description="of weights, order, sampling, augmentation, dropout")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto = cuda where there is one")
     deterministic: bool = Field(False, description="exact resume on a GPU too, slower")
@@ -245,17 +312,23 @@ class EvalSection(_OpenSection):
     )
     caption_template: str | None = Field(None, description="null = that of data")
     every: Cadence | None = Field(None, description="`500 steps` or `5 epochs`; null = at the end")
-    num_clips: Count = Field(4, description="windows a video, their embeddings averaged")
+    num_clips: Count = Field(4, description="windows a video, their embeddings averaged, their scores combined")
     windows: Literal["uniform", "whole", "milnce", "slowfast", "slowfast_offset", "clipbert"] = Field(
         "uniform",
         description="whole = one clip, its frames over the whole row; others = the founding choice of that system",
     )
     num_crops: Literal[1, 3] = Field(1, description="3 = start, center and end of the longer side, too, of each window")
+    crop_size: Count | None = Field(
+        None, description="pixels, where a classifier is judged on larger ones; null = its own"
+    )
+    combine_views: Literal["mean", "max"] = Field("mean", description="a classifier's scores of the views of a video")
     batch_size: Count = Field(16, description="clips at once")
     max_words: Count = Field(30, description="words a query; cut or padded")
     merge_equal_captions: bool = Field(False, description="equal captions are one query with several right videos")
     allow_missing: bool = Field(False, description="report scores over the videos that could be read")
-    best_metric: BestMetric = Field("text_to_video/recall_at_1", description="largest value = the checkpoint `best`")
+    best_metric: BestMetric | None = Field(
+        None, description="largest value = the checkpoint `best`; null = text_to_video/recall_at_1, or of classes top 1"
+    )
 
 
 class Recipe(_Section):
@@ -270,11 +343,61 @@ class Recipe(_Section):
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:
-        views = self.data.repeated_augmentation
+        self._check_sizes()
+        problems = self._idle_keys()
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def _check_sizes(self) -> None:
+        views, together = self.data.repeated_augmentation, self.clips_together
         for name, size in self.train.model_dump(include={"global_batch_size", "micro_batch_size"}).items():
             if size is not None and size % views:
                 raise ValueError(f"train.{name}={size} is not a whole number of data.repeated_augmentation={views}")
-        return self
+            if size is not None and size % together:
+                raise ValueError(
+                    f"train.{name}={size} is not a whole number of pairs: data.mixup and data.cutmix mix neighbors, so "
+                    f"{together} clips stay together"
+                )
+
+    def _idle_keys(self) -> list[str]:
+        """Keys that this task has no use for must not look as if they did something."""
+        contrastive = self.task.name == "contrastive"
+        task, data, judged, best = self.task, self.data, self.eval, self.eval.best_metric
+        given: dict[str, Any]
+        if contrastive:
+            other = "action_recognition"
+            given = {"task.multi_label": task.multi_label, "model.num_classes": self.model.num_classes}
+            given |= {"data.mixup": data.mixup, "data.cutmix": data.cutmix}
+            given |= {"eval.crop_size": judged.crop_size, "eval.combine_views": judged.combine_views == "max"}
+        else:
+            other = "contrastive"
+            given = {"task.num_candidates": task.num_candidates != 1, "task.learn_temperature": task.learn_temperature}
+            given |= {"train.cached_negatives": self.train.cached_negatives, "model.vocabulary": self.model.vocabulary}
+            given |= {"eval.merge_equal_captions": judged.merge_equal_captions}
+        problems = [f"{name} goes with task.name={other}; leave it out" for name, value in given.items() if value]
+        if best is not None and ("/" in best) != contrastive:
+            problems.append(f"eval.best_metric={best} is none of task.name={task.name}; leave it out")
+        elif best is not None and not contrastive and (best == "mean_average_precision") != task.multi_label:
+            problems.append(
+                f"eval.best_metric={best} does not go with task.multi_label={str(task.multi_label).lower()}"
+            )
+        return problems
+
+    @property
+    def clips_together(self) -> int:
+        """Clips of a batch that one process computes together: views of a row, twice as many where rows are mixed."""
+        mixes = (self.data.mixup > 0 or self.data.cutmix > 0) and self.data.mix_probability > 0
+        return self.data.repeated_augmentation * (2 if mixes else 1)
+
+    @property
+    def best_metric(self) -> str:
+        """By which metric the checkpoint `best` is chosen."""
+        if self.eval.best_metric is not None:
+            return self.eval.best_metric
+        if self.task.name == "contrastive":
+            return "text_to_video/recall_at_1"
+        return "mean_average_precision" if self.task.multi_label else "top_1_accuracy"
 
     def with_absolute_paths(self) -> Recipe:
         """The same, readable from any folder: the paths of data and eval made absolute."""
@@ -327,6 +450,7 @@ def build_recipe(tree: Tree) -> Recipe:
         "model.preprocessing": PreprocessingSection,
     }
     known = {"": list(Recipe.model_fields)} | {name: list(cls.model_fields) for name, cls in sections.items()}
+    _fill_loss(tree)
     for section, key, choices in _named(tree.values):
         chosen = _choose(tree, section, key, choices)
         if chosen is not None:
@@ -352,17 +476,32 @@ def _with_whole_preprocessing(recipe: Recipe) -> Recipe:
         return recipe
     options = {name: value for name, value in section.options.items() if name != "word_vectors"}
     with torch.device("meta"):  # shapes only: nothing is drawn or held
-        own = MODELS[section.name](**options).preprocessing
+        table: Mapping[str, Callable[..., Any]] = TOWERS if recipe.task.name == "contrastive" else CLASSIFIERS
+        own = table[section.name](**options).preprocessing
     whole = own.replace(**section.preprocessing.model_dump(exclude_none=True)).to_dict()
     named = {name: whole[name] for name in PreprocessingSection.model_fields}
     filled = section.model_copy(update={"preprocessing": PreprocessingSection.model_validate(named)})
     return recipe.model_copy(update={"model": filled})
 
 
+def _task_name(values: Mapping[str, Any]) -> Any:
+    task = values.get("task")
+    return task.get("name", "contrastive") if isinstance(task, dict) else "contrastive"
+
+
+def _fill_loss(tree: Tree) -> None:
+    """A classifier's own loss where none is named, so that a resolved recipe says it."""
+    task = tree.values.get("task")
+    if _task_name(tree.values) == "action_recognition" and isinstance(task, dict) and task.get("loss") is None:
+        task["loss"] = "binary_cross_entropy" if task.get("multi_label") else "cross_entropy"
+
+
 def _named(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Callable[..., Any]]]]:
     """The sections that name a function: (section, key, table)."""
-    yield "model", "name", MODELS
-    yield "task", "loss", losses.LOSSES
+    classifies = _task_name(values) == "action_recognition"
+    yield "model", "name", CLASSIFIERS if classifies else TOWERS
+    chosen = {name: loss for name, loss in losses.LOSSES.items() if (loss in losses.CLASS_LOSSES) == classifies}
+    yield "task", "loss", chosen
     yield "data", "source", SOURCES
     if isinstance(values.get("eval"), dict):
         yield "eval", "source", SOURCES
@@ -388,7 +527,8 @@ def _choose(tree: Tree, section: str, key: str, table: Mapping[str, Callable[...
             tree.problem(f"{section}.{key}", str(error))
             return None
     if name not in table:
-        tree.problem(f"{section}.{key}", f"{section}.{key}: unknown name {name!r}{nearest(name, table)}")
+        other = " (it goes with another task.name)" if name in MODELS or name in losses.LOSSES else ""
+        tree.problem(f"{section}.{key}", f"{section}.{key}: unknown name {name!r}{other or nearest(name, table)}")
         return None
     return table[name]
 

@@ -19,15 +19,19 @@ from twinreel.errors import CheckpointError, ConfigError
 from twinreel.gradients import Compared, GradientStep, StepResult, clip_gradient, finish
 from twinreel.guards import repeatable_kernels
 from twinreel.log import read_metrics
-from twinreel.parts import Parts, build_parts, read_batches
+from twinreel.parts import Parts, build_parts, for_device, read_batches
 from twinreel.recipe import EvalSection, Recipe, load_recipe
+from twinreel.tasks import Contrastive, PairFacts
 
 __all__ = ["Replay", "Term", "replay"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """What one clip of the global batch adds to the loss; `loss` is None for one that takes no part."""
+    """What one clip of the global batch adds to the loss; `loss` is None for one that takes no part.
+
+    `video_norm` is the length of its embedding, or of its logits; a classifier has labels in the place of captions.
+    """
 
     position: int
     id: str
@@ -62,14 +66,15 @@ class Replay:
             f"step {self.step}, weights of step {self.weights_of_step}: loss {self.loss:.6g}, "
             f"gradient norm {self.gradient_norm:.6g}",
             *(f"note: {note}" for note in self.notes),
-            f"{'at':>5} {'loss term':>11} {'|video|':>9} {'|text|':>9}  clip, captions",
+            f"{'at':>5} {'loss term':>11} {'|video|':>9} {'|text|':>9}  clip, captions or labels",
         ]
         for term in sorted(self.terms, key=_badness):
             loss = "masked" if term.loss is None else f"{term.loss:.6g}"
-            text = max(term.text_norms, key=lambda norm: math.inf if math.isnan(norm) else norm)
+            text = max(term.text_norms, key=lambda norm: math.inf if math.isnan(norm) else norm, default=None)
+            length = "" if text is None else f"{text:.3g}"
             said = " | ".join(caption for caption, hidden in zip(term.captions, term.masked, strict=True) if not hidden)
             lines.append(
-                f"{term.position:5} {loss:>11} {term.video_norm:9.3g} {text:9.3g}  {term.id}: {term.fault or said[:80]}"
+                f"{term.position:5} {loss:>11} {term.video_norm:9.3g} {length:>9}  {term.id}: {term.fault or said[:80]}"
             )
         if self.bad_gradients:
             lines.append(f"gradients that are not finite: {', '.join(self.bad_gradients[:8])}")
@@ -96,11 +101,13 @@ def replay(run: str | Path, step: int, overrides: Sequence[str] = ()) -> Replay:
         raise CheckpointError(f"{folder}: not a run folder (no recipe.yaml); give what `twinreel train --out` wrote")
     refuse_idle_overrides(folder, overrides)
     recipe = load_recipe(folder / "recipe.yaml", overrides)
+    device = pick_device(recipe.train.device)
+    recipe = for_device(recipe, device)
     weights_of, checkpoint = _weights_before(folder, step)
     shares = _shares_at(folder, recipe, step)
     train = recipe.train.model_copy(update={"micro_batch_size": None})
     alone = recipe.model_copy(update={"train": train, "eval": EvalSection.model_validate({})})
-    parts = build_parts(alone, pick_device(recipe.train.device), checkpoint)
+    parts = build_parts(alone, device, checkpoint)
     if checkpoint is not None:
         parts.scaler.load_state_dict(load_training_state(checkpoint)["scaler"])
     if not 1 <= step <= parts.total_steps:
@@ -110,7 +117,7 @@ def replay(run: str | Path, step: int, overrides: Sequence[str] = ()) -> Replay:
     with repeatable_kernels(recipe, parts.device):
         result = _gradient(recipe, parts, shares, batches, step - 1)
     norm = clip_gradient(parts, recipe)
-    gradients = {n: p.grad for n, p in parts.embedder.named_parameters() if p.grad is not None}
+    gradients = {n: p.grad for n, p in parts.whole.named_parameters() if p.grad is not None}
     return Replay(
         step=step,
         weights_of_step=weights_of,
@@ -141,7 +148,7 @@ def _shares_at(folder: Path, recipe: Recipe, step: int) -> Shares:
     processes, pieces = (int(starts[-1][name]) for name in ("processes", "micro_batches")) if starts else (1, 1)
     size = recipe.train.global_batch_size
     micro = None if pieces == 1 else size // (processes * pieces)
-    return Shares.cut(size, processes, micro, recipe.data.repeated_augmentation)
+    return Shares.cut(size, processes, micro, recipe.clips_together)
 
 
 def _gradient(recipe: Recipe, parts: Parts, shares: Shares, batches: Sequence[Batch], step: int) -> StepResult:
@@ -158,7 +165,9 @@ def _gradient(recipe: Recipe, parts: Parts, shares: Shares, batches: Sequence[Ba
         parts.shares = Shares(positions=[[own] for own in pieces])
         first = number * processes
         some = batches[first : first + len(pieces)]
-        seen += GradientStep(parts, recipe, some, step, group=number, first_piece=first).cached()
+        work = GradientStep(parts, recipe, some, step, group=number, first_piece=first)
+        # Pieces of classifiers have nothing to do with each other; those of two towers are each other's negatives.
+        seen += work.cached() if isinstance(parts.task, Contrastive) else work.plain()
     return finish(parts, recipe, seen)
 
 
@@ -167,23 +176,24 @@ def _terms(parts: Parts, result: StepResult, batches: Sequence[Batch]) -> list[T
     described: dict[int, tuple[str, list[str], str | None]] = {}
     for batch in batches:
         faults = {fault.id: fault.reason for fault in batch.faults}
-        for sample, captions in zip(batch.ids, batch.captions, strict=True):
-            described[at] = (sample, captions, faults.get(sample))
+        for sample, captions, labels in zip(batch.ids, batch.captions, batch.labels, strict=True):
+            described[at] = (sample, captions or [str(label) for label in labels], faults.get(sample))
             at += 1
     videos = {row.id: row.video for row in parts.rows}
     terms = []
     for seen in result.compared:
         for index, position in enumerate(seen.positions):
             sample, captions, fault = described[position]
-            mask = seen.facts.mask[index].tolist()
+            video, *texts = (part.reshape(len(seen.positions), -1, part.shape[-1])[index] for part in seen.outputs)
+            mask = seen.facts.mask[index].tolist() if isinstance(seen.facts, PairFacts) else [True] * len(captions)
             terms.append(
                 Term(
                     position=position,
                     id=sample,
                     video=videos[sample],
                     loss=_term(parts, seen, index),
-                    video_norm=seen.video[index].norm().item(),
-                    text_norms=seen.text.view(len(seen.video), len(captions), -1)[index].norm(dim=1).tolist(),
+                    video_norm=video.norm().item(),
+                    text_norms=texts[0].norm(dim=1).tolist() if texts else [],
                     captions=captions,
                     masked=[not real for real in mask],
                     fault=fault,
@@ -195,14 +205,14 @@ def _terms(parts: Parts, result: StepResult, batches: Sequence[Batch]) -> list[T
 @torch.no_grad()
 def _term(parts: Parts, seen: Compared, index: int) -> float | None:
     """A clip's own term; None if it has none, or the loss is a user's that cannot be taken apart."""
-    if not bool(seen.facts.usable[index]) or "own" not in parts.task.takes:
+    task: Any = parts.task
+    if not bool(seen.facts.usable[index]) or "own" not in task.takes:
         return None
-    share = parts.task.share(
-        seen.video,
-        seen.text,
+    share = task.share(
+        seen.outputs,
         seen.facts,
         own=torch.tensor([index]),
-        log_scale=parts.task.log_scale,
+        log_scale=task.log_scale,
         negative_seed=seen.negative_seed,
     )
     return float(share) * seen.usable

@@ -7,12 +7,9 @@ An index folder holds `index.json` (which run, which windows), `parts/*.safetens
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +19,9 @@ from torch import Tensor
 
 from twinreel.assembly import Run, load_run, pick_device
 from twinreel.checkpoint import weights_file
-from twinreel.data import sampling
-from twinreel.data.clip import Clip, Fault, Sample
-from twinreel.data.dataset import ClipDataset, read_views, window_in_video
-from twinreel.data.loader import load_batches, readers_watched
-from twinreel.data.storage import open_video, video_state
-from twinreel.data.transforms import network_input
+from twinreel.data.clip import Clip, Fault
+from twinreel.data.storage import video_state
+from twinreel.data.windows import SeenWindows, check_stride, see_windows
 from twinreel.errors import CheckpointError, ConfigError, DataError
 from twinreel.evaluation import embed_sentences
 from twinreel.models.preprocessing import Preprocessing
@@ -75,34 +69,6 @@ class Prediction:
     end_seconds: float
 
 
-def cover_starts(start: float, end: float, clip_seconds: float, stride: float) -> list[float]:
-    """Start times of windows over [start, end): every `stride` seconds, and a last one that ends at the end."""
-    starts = [start]
-    while starts[-1] + stride + clip_seconds <= end + 1e-9:
-        starts.append(start + len(starts) * stride)
-    if starts[-1] + clip_seconds < end - 1e-9:
-        starts.append(max(start, end - clip_seconds))
-    return starts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Windows:
-    """Reads the windows of a piece of a row, at most WINDOWS_AT_ONCE; picklable."""
-
-    preprocessing: Preprocessing
-    pieces: dict[str, list[float]]
-
-    def __call__(self, row: Clip, epoch: int) -> Sample:
-        try:
-            prep = self.preprocessing
-            clips = [sampling.clip_times(begin, prep.num_frames, prep.sampled_rate) for begin in self.pieces[row.id]]
-            return read_views(row, prep, lambda start, end: clips)
-        except DataError as error:
-            empty = torch.zeros(0, self.preprocessing.num_frames, 1, 1, 3, dtype=torch.uint8)
-            fault = Fault(id=row.id, video=row.video, reason=str(error))
-            return Sample(id=row.id, frames=empty, pts_seconds=torch.zeros(0, 1), fault=fault)
-
-
 def embed_collection(
     run: str | Path | Run,
     rows: Sequence[Clip],
@@ -127,9 +93,10 @@ def embed_collection(
     """
     loaded = run if isinstance(run, Run) else load_run(run, checkpoint)
     preprocessing: Any = loaded.model.preprocessing
-    stride = preprocessing.clip_seconds / 2 if stride_seconds is None else stride_seconds
-    if not 0 < stride < math.inf:
-        raise ConfigError(f"stride_seconds={stride}: must be a number of seconds above 0")
+    check_stride(stride_seconds)
+    stride = stride_seconds
+    if stride is None and preprocessing.frame_stride is None:
+        stride = preprocessing.clip_seconds / 2
     folder = Path(out)
     _open_index(folder, loaded, stride, preprocessing)
     todo = _not_yet_there(folder, rows)
@@ -142,11 +109,11 @@ def embed_collection(
         block = todo[first : first + VIDEOS_A_PART]
         windows, embeddings = [], []
         marks = {row.id: _fingerprint(row) for row in block}  # of the files before they are read
-        for row, spans, values, repeated in _embed_rows(loaded, block, preprocessing, stride, device, faults):
+        for row, spans, values, repeated in _see(loaded, block, device, faults, stride, 0.5):
             mark = marks[row.id]
             windows += [
                 {"row": row.id, "video": row.video, "start_seconds": start, "end_seconds": end, "mark": mark}
-                for start, end in spans
+                for start, end, *_ in spans
             ]
             embeddings.append(values)
             repeated_frames += repeated
@@ -194,65 +161,27 @@ def _parts(folder: Path) -> list[Path]:
     return sorted((folder / "parts").glob("[0-9]*.json"))
 
 
-def _embed_rows(
-    run: Run,
-    rows: Sequence[Clip],
-    preprocessing: Preprocessing,
-    stride: float,
-    device: torch.device,
-    faults: list[Fault],
-) -> Iterator[tuple[Clip, list[tuple[float, float]], Tensor, int]]:
-    """(row, its windows, embeddings (N, D), repeated frames) of each row that can be read whole; others to `faults`."""
-    pieces: dict[str, list[float]] = {}
-    piece_rows: list[Clip] = []
-    owner: dict[str, Clip] = {}
-    ends: dict[str, float] = {}
-    for row in rows:
-        try:
-            starts, ends[row.id] = _window_starts(row, preprocessing, stride)
-        except DataError as error:
-            faults.append(Fault(id=row.id, video=row.video, reason=str(error)))
-            continue
-        for first in range(0, len(starts), WINDOWS_AT_ONCE):
-            piece = replace(row, id=f"{row.id}\x1f{first}")
-            pieces[piece.id] = starts[first : first + WINDOWS_AT_ONCE]
-            piece_rows.append(piece)
-            owner[piece.id] = row
-    dataset = ClipDataset(piece_rows, _Windows(preprocessing=preprocessing, pieces=pieces))
-    keys = ([(0, index)] for index in range(len(piece_rows)))
-    results: dict[str, list[Tensor]] = {}
-    repeated: Counter[str] = Counter()
-    failed: dict[str, Fault] = {}
+def _see(
+    run: Run, rows: Sequence[Clip], device: torch.device, faults: list[Fault], stride: float | None, share: float
+) -> Iterator[SeenWindows]:
+    """Embeddings of the windows of each row that can be read whole; the others go to `faults`."""
+    preprocessing: Any = run.model.preprocessing
     data = run.recipe.data
-    loader = load_batches(dataset, keys, num_workers=data.num_workers, worker_start=data.worker_start)
-    with readers_watched(), closing(loader) as batches:
-        for batch in batches:
-            row = owner[batch.ids[0]]
-            if batch.faults:
-                failed.setdefault(row.id, replace(batch.faults[0], id=row.id))
-                continue
-            batch.frames = batch.frames.flatten(0, 1)
-            with torch.no_grad():
-                values = run.task.encode_video(run.model, network_input(batch, preprocessing, device))
-            results.setdefault(row.id, []).append(values.cpu())
-            repeated[row.id] += batch.repeated_frames
-    faults += failed.values()
-    for row in rows:
-        if row.id in results and row.id not in failed:
-            starts = [start for piece in piece_rows if owner[piece.id] is row for start in pieces[piece.id]]
-            spans = [(start, min(start + preprocessing.clip_seconds, ends[row.id])) for start in starts]
-            yield row, spans, torch.cat(results[row.id]), repeated[row.id]
+    return see_windows(
+        rows,
+        preprocessing,
+        lambda video: run.towers.encode_video(run.model, video),
+        faults,
+        stride_seconds=stride,
+        clip_share=share,
+        device=device,
+        at_once=WINDOWS_AT_ONCE,
+        num_workers=data.num_workers,
+        worker_start=data.worker_start,
+    )
 
 
-def _window_starts(row: Clip, preprocessing: Preprocessing, stride: float) -> tuple[list[float], float]:
-    """Start times of a row's windows, and where the last may end, seconds."""
-    with open_video(row.video) as reader:
-        duration = reader.info.duration_seconds
-    start, end = window_in_video(row.video, (row.start_seconds, row.end_seconds), duration)
-    return cover_starts(start, end, preprocessing.clip_seconds, stride), end
-
-
-def _open_index(folder: Path, run: Run, stride: float, preprocessing: Preprocessing) -> None:
+def _open_index(folder: Path, run: Run, stride: float | None, preprocessing: Preprocessing) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder}: a file; an index is a folder, choose another --out")
     contents = json.loads((run.checkpoint / "contents.json").read_text(encoding="utf-8"))
@@ -261,7 +190,7 @@ def _open_index(folder: Path, run: Run, stride: float, preprocessing: Preprocess
         "checkpoint": run.checkpoint.name,
         "weights_checksum": contents[weights_file(run.checkpoint, averaged=True).name][1],
         "stride_seconds": stride,
-        "clip_seconds": preprocessing.clip_seconds,
+        "clip_seconds": preprocessing.clip_length if preprocessing.frame_rate is None else preprocessing.clip_seconds,
     }
     path = folder / "index.json"
     if path.exists():
@@ -329,7 +258,7 @@ def search_collection(folder: str | Path, sentence: str, *, top: int = 5, run: R
         raise DataError(f"{folder}: the index is empty; see its faults.jsonl")
     windows = [window for part in parts for window in _read_json(part)]
     videos = torch.cat([load_file(part.with_suffix(".safetensors"))["embeddings"] for part in parts])
-    scores = loaded.task.similarity(videos, _embed_known(loaded, [sentence]))[:, 0]
+    scores = loaded.towers.similarity(videos, _embed_known(loaded, [sentence]))[:, 0]
     answers: list[Found] = []
     for i in torch.argsort(scores, descending=True, stable=True).tolist():
         window = dict(windows[i])
@@ -355,11 +284,16 @@ def _embed_known(run: Run, sentences: Sequence[str]) -> Tensor:
                 f"{sentence!r}: no word of it is in the model's vocabulary; use words of its training captions"
             )
     with torch.no_grad():
-        return embed_sentences(run.model, run.task, list(sentences), run.recipe.eval.max_words)
+        return embed_sentences(run.model, run.towers, list(sentences), run.recipe.eval.max_words)
 
 
 def predict(
-    run: str | Path | Run, videos: Sequence[str | Path], sentences: Sequence[str], *, checkpoint: str | None = None
+    run: str | Path | Run,
+    videos: Sequence[str | Path],
+    sentences: Sequence[str],
+    *,
+    checkpoint: str | None = None,
+    stride_seconds: float | None = None,
 ) -> list[list[Prediction]]:
     """Rank sentences for each video, best first, with the window where each fits best.
 
@@ -368,6 +302,7 @@ def predict(
         videos: files.
         sentences: what may be said of them.
         checkpoint: `last`, `best`, `step_N`.
+        stride_seconds: from window to window; None = a window's length.
 
     Raises:
         ConfigError: no sentence, or one without a known word.
@@ -375,31 +310,31 @@ def predict(
     """
     if isinstance(videos, str | Path) or isinstance(sentences, str):
         raise ConfigError("predict takes lists: videos=[...], sentences=[...]")
+    check_stride(stride_seconds)
     if not sentences:
         raise ConfigError("no sentence to choose from: give --sentence TEXT (repeatable) or --sentences FILE")
     loaded = run if isinstance(run, Run) else load_run(run, checkpoint)
     device = pick_device(loaded.recipe.train.device)
     loaded.model.to(device)
-    preprocessing: Any = loaded.model.preprocessing
     texts = _embed_known(loaded, sentences)
     results = []
     for video in map(str, videos):
         row = Clip(id=video, video=video)
         faults: list[Fault] = []
-        embedded = list(_embed_rows(loaded, [row], preprocessing, preprocessing.clip_seconds, device, faults))
+        embedded = list(_see(loaded, [row], device, faults, stride_seconds, 1.0))
         if faults:
             raise DataError(faults[0].reason)
         _, spans, windows, _ = embedded[0]
-        by_window = loaded.task.similarity(windows, texts)
-        scores = loaded.task.similarity(loaded.task.combine_views(windows[None]), texts)[0]
+        by_window = loaded.towers.similarity(windows, texts)
+        scores = loaded.towers.similarity(loaded.towers.combine_views(windows[None]), texts)[0]
         results.append(
             [
                 Prediction(
                     video=video,
                     sentence=sentences[i],
                     score=float(scores[i]),
-                    start_seconds=spans[int(by_window[:, i].argmax())][0],
-                    end_seconds=spans[int(by_window[:, i].argmax())][1],
+                    start_seconds=spans[int(by_window[:, i].argmax())].start_seconds,
+                    end_seconds=spans[int(by_window[:, i].argmax())].end_seconds,
                 )
                 for i in torch.argsort(scores, descending=True, stable=True).tolist()
             ]

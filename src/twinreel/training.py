@@ -39,24 +39,26 @@ from twinreel.distributed import (
     world,
 )
 from twinreel.errors import TwinreelError
-from twinreel.evaluation import Report, evaluate_retrieval, evaluation_ahead, view_rules
+from twinreel.evaluation import Report, evaluate_task, evaluation_ahead, view_rules
 from twinreel.gradients import StepResult, clip_gradient, global_gradient
 from twinreel.guards import Signals, half_on_cpu, out_of_memory_ladder, repeatable_kernels, watched_signals
 from twinreel.log import Meter, RunLog, format_seconds
-from twinreel.monitors import Monitor, embedding_statistics
+from twinreel.monitors import Monitor, output_statistics
 from twinreel.parts import (
     FEW_NEGATIVES,
     Parts,
     build_parts,
     compared_clips,
-    learning_rate,
+    for_device,
     num_negatives,
     start_line,
     training_rules,
 )
+from twinreel.precise_norms import take_precise_statistics
 from twinreel.recipe import Recipe, cadence_steps
 from twinreel.run_folder import LOCK_WAIT_SECONDS, locked, open_run, refuse_held, write_run_files
 from twinreel.run_state import State, restore, write_checkpoint
+from twinreel.tasks import Contrastive
 
 __all__ = ["TrainResult", "train"]
 
@@ -88,10 +90,11 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
         ConfigError, DataError, CheckpointError, TrainingError: with what to do; nothing is lost.
     """
     run, device = Path(out_dir), pick_device(recipe.train.device)
+    written, recipe = recipe, for_device(recipe, device)
     with process_group(device), ExitStack() as held:
         with alike():
             check_same_run(recipe, device)
-        checkpoint, warnings = on_main(lambda: _open(run, recipe, resume, held))
+        checkpoint, warnings = on_main(lambda: _open(run, written, resume, held))
         parts = build_parts(recipe, device, checkpoint)
         with together():
             ahead = _plan_ahead(recipe, parts)
@@ -99,7 +102,7 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
         if checkpoint is not None and (moved := on_main(lambda: set_aside(run, checkpoint))):
             changes += [f"going on from {checkpoint.name}: {', '.join(moved)} moved to checkpoints/aside_..."]
         if state.step < parts.total_steps:
-            on_main(lambda: write_run_files(run, recipe))
+            on_main(lambda: write_run_files(run, written))
         with together():
             folder = run if world().is_main else None
             log = held.enter_context(
@@ -137,7 +140,7 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
 
         while state.step < parts.total_steps and not signals.stop:
             began = time.perf_counter()
-            factor = learning_rate(recipe, parts, state.step - state.skipped_steps)
+            factor = parts.schedule.factor(state.step - state.skipped_steps)
             for group in parts.optimizer.param_groups:
                 group["lr"] = group["base_learning_rate"] * factor
             micro_batches = list(islice(batches, parts.shares.num_micro_batches))
@@ -168,7 +171,10 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
 
             state.meter = meter.state()
             eval_due = _evaluation_due(recipe, parts, state)
-            if eval_due or signals.save or _due(recipe.train.save_every, state.step, parts):
+            save_due = eval_due or _due(recipe.train.save_every, state.step, parts)
+            if save_due and recipe.train.precise_bn_batches:
+                take_precise_statistics(parts, recipe, state.step)
+            if save_due or signals.save:
                 saved = _save(run, recipe, parts, state)  # before evaluation: that may fail
             if signals.save:
                 log.say(f"step {state.step}: saved, because of SIGUSR1")
@@ -245,7 +251,8 @@ def _say_what_will_happen(recipe: Recipe, parts: Parts, state: State, ahead: Rea
     if short := ahead.warning():
         log.warn(short)
     negatives = num_negatives(recipe, parts)
-    if negatives < FEW_NEGATIVES and parts.task.drawn_negatives is None:
+    drawn = isinstance(parts.task, Contrastive) and parts.task.drawn_negatives is not None
+    if negatives is not None and negatives < FEW_NEGATIVES and not drawn:
         split = parts.shares.num_micro_batches > 1 and not recipe.train.cached_negatives
         more = "train.micro_batch_size, or set train.cached_negatives=true" if split else "train.global_batch_size"
         log.warn(
@@ -258,23 +265,21 @@ def _say_what_will_happen(recipe: Recipe, parts: Parts, state: State, ahead: Rea
 
 def _layout(recipe: Recipe, parts: Parts) -> dict[str, int]:
     """How batches are shared out from here on; `twinreel replay` looks it up."""
-    shares = parts.shares
-    return {
-        "processes": shares.num_processes,
-        "micro_batches": shares.num_micro_batches,
-        "negatives": num_negatives(recipe, parts),
-    }
+    shares, negatives = parts.shares, num_negatives(recipe, parts)
+    layout = {"processes": shares.num_processes, "micro_batches": shares.num_micro_batches}
+    return layout if negatives is None else layout | {"negatives": negatives}
 
 
 def _monitor(recipe: Recipe, parts: Parts, log: RunLog) -> Monitor:
     clips = compared_clips(recipe, parts)
+    pairs = parts.task if isinstance(parts.task, Contrastive) else None
     monitor = Monitor(
         lambda text, key: log.warn(text, once=key),
-        normalize=parts.task.normalize,
-        temperature=None if parts.task.log_scale is not None else parts.task.temperature,
+        normalize=pairs is not None and pairs.normalize,
+        temperature=None if pairs is None or pairs.log_scale is not None else pairs.temperature,
         num_clips=clips,
         num_workers=recipe.data.num_workers,
-        patience_steps=parts.warmup_steps + PATIENCE_STEPS,
+        patience_steps=round(parts.schedule.warmup_steps) + PATIENCE_STEPS,
         chance_loss=parts.task.chance_loss(clips),
     )
     monitor.look(0, {})
@@ -331,7 +336,7 @@ def _step(run: Path, parts: Parts, recipe: Recipe, result: StepResult, state: St
         parts.scaler.step(parts.optimizer)
     parts.scaler.update()
     state.skipped_steps += int(skipped)
-    parts.task.clamp_temperature()
+    parts.task.after_step()
     if parts.average is not None and not skipped:
         parts.average.update(parts.model, state.step + 1)
     return norm
@@ -358,8 +363,8 @@ def _health(parts: Parts, result: StepResult) -> dict[str, float]:
     if not world().is_main:
         return {}
     seen = result.compared[-1]
-    values = embedding_statistics(seen.video, seen.text, mask=seen.facts.mask, valid=seen.facts.valid)
-    if parts.task.temperature is not None:
+    values = output_statistics(parts.task, seen.outputs, seen.facts)
+    if isinstance(parts.task, Contrastive) and parts.task.temperature is not None:
         values["logit_scale"] = 1 / parts.task.temperature
     if parts.scaler.is_enabled():
         values["loss_scale"] = parts.scaler.get_scale()
@@ -383,7 +388,7 @@ def _judge(run: Path, recipe: Recipe, parts: Parts, state: State, log: RunLog) -
 
 def _crown(run: Path, recipe: Recipe, state: State, report: Report, log: RunLog) -> None:
     """Point `best` at this step if that is better than the one it points at now (larger is better)."""
-    metric, best = recipe.eval.best_metric, run / "checkpoints" / "best"
+    metric, best = recipe.best_metric, run / "checkpoints" / "best"
     kept = {item.name for item in list_checkpoints(run)}
     now = f"step_{state.step:07d}"
     records = {f"step_{record['step']:07d}": record.get(metric) for record in log.records("eval")}
@@ -401,7 +406,7 @@ def _evaluate(parts: Parts, recipe: Recipe, log: RunLog) -> Report:
     with ExitStack() as stack:
         if parts.average is not None:
             stack.enter_context(parts.average.swapped_in(parts.model))
-        return evaluate_retrieval(
+        return evaluate_task(
             parts.model,
             parts.task,
             parts.eval_rows,

@@ -13,8 +13,8 @@ from twinreel.data.clip import Batch
 from twinreel.errors import ConfigError, DataError
 from twinreel.gradients import StepResult, clip_gradient, global_gradient
 from twinreel.guards import out_of_memory_ladder, repeatable_kernels
-from twinreel.monitors import embedding_statistics
-from twinreel.parts import Parts, build_parts, read_batches
+from twinreel.monitors import output_statistics
+from twinreel.parts import Parts, build_parts, for_device, read_batches
 from twinreel.recipe import EvalSection, Recipe
 
 __all__ = ["Trial", "judge", "try_steps"]
@@ -40,11 +40,15 @@ class Trial:
     def fact(self) -> str:
         """One line."""
         first, last = mean(self.losses[:WINDOW]), mean(self.losses[-WINDOW:])
-        gap = self.statistics.get("similarity_gap", math.nan)
-        return (
+        said = (
             f"loss {first:.3f} -> {last:.3f} over {len(self.losses)} steps on the same {self.num_clips} clips (chance "
-            f"{self.chance_loss:.3f}), right minus wrong pairs {gap:+.2f} in cosine"
+            f"{self.chance_loss:.3f})"
         )
+        if "train_top_1_accuracy" in self.statistics:
+            return f"{said}, {100 * self.statistics['train_top_1_accuracy']:.0f} % of them named right"
+        if "similarity_gap" in self.statistics:
+            return f"{said}, right minus wrong pairs {self.statistics['similarity_gap']:+.2f} in cosine"
+        return said
 
 
 def try_steps(recipe: Recipe, steps: int) -> Trial:
@@ -65,8 +69,9 @@ def try_steps(recipe: Recipe, steps: int) -> Trial:
         raise ConfigError(
             f"--steps {steps}: {LEAST_STEPS} or more are needed to see whether the loss falls; 50 is usual"
         )
-    small = _small(recipe, steps)
-    parts = build_parts(small, pick_device(small.train.device))
+    device = pick_device(recipe.train.device)
+    small = _small(for_device(recipe, device), steps)
+    parts = build_parts(small, device)
     batches = read_batches(small, parts)
     losses: list[float] = []
     result = StepResult()
@@ -84,8 +89,8 @@ def try_steps(recipe: Recipe, steps: int) -> Trial:
     return Trial(
         losses=losses,
         num_clips=small.train.global_batch_size,
-        chance_loss=parts.task.chance_loss(len(seen.video)),
-        statistics=embedding_statistics(seen.video, seen.text, mask=seen.facts.mask, valid=seen.facts.valid),
+        chance_loss=parts.task.chance_loss(len(seen.positions)),
+        statistics=output_statistics(parts.task, seen.outputs, seen.facts),
         problem=judge(losses),
     )
 
@@ -99,7 +104,7 @@ def _small(recipe: Recipe, steps: int) -> Recipe:
     optim = {"warmup_steps": None, "warmup_epochs": None}
     return recipe.model_copy(
         update={
-            "data": recipe.data.model_copy(update={"repeated_augmentation": 1}),
+            "data": recipe.data.model_copy(update={"repeated_augmentation": 1, "mixup": 0.0, "cutmix": 0.0}),
             "train": recipe.train.model_copy(update=train),
             "optim": recipe.optim.model_copy(update=optim),
             "eval": EvalSection.model_validate({}),
@@ -114,7 +119,7 @@ def _step(recipe: Recipe, parts: Parts, batches: Sequence[Batch], step: int) -> 
     clip_gradient(parts, recipe)
     parts.scaler.step(parts.optimizer)
     parts.scaler.update()
-    parts.task.clamp_temperature()
+    parts.task.after_step()
     return result
 
 
@@ -139,8 +144,8 @@ def judge(losses: Sequence[float]) -> str | None:
     if last > (1 - LEAST_FALL) * first:
         return (
             f"the loss does not fall ({first:.3f} -> {last:.3f}) though it sees one batch again and again: look at the "
-            "contact sheet and its captions, at model.freeze, at optim.learning_rate (too low or too high), at "
-            "task.temperature"
+            "contact sheet and its captions or labels, at model.freeze, at optim.learning_rate (too low or too high), "
+            "at task.temperature"
         )
     lowest, rise = first, 0.0
     for _, now in pairwise(smooth):

@@ -14,7 +14,7 @@ from videos import make_video
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SMALL = ["train.num_epochs=1", "train.global_batch_size=4", "optim.warmup_epochs=0", "train.channels_last=false"]
+SMALL = ["train.num_epochs=1", "train.global_batch_size=4", "optim.warmup_epochs=0", "train.memory_format=contiguous"]
 
 
 def blocks(page, language):

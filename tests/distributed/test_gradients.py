@@ -17,9 +17,10 @@ from twinreel.data.plan import Plan, Shares, keyed_seed
 from twinreel.distributed import exchange, world
 from twinreel.gradients import global_gradient
 from twinreel.models.preprocessing import Preprocessing
+from twinreel.optim import Schedule
 from twinreel.parts import Parts, _wrapped
 from twinreel.recipe import load_recipe
-from twinreel.tasks import Contrastive, Embedder
+from twinreel.tasks import Contrastive, WholeModel
 
 G, D, FRAMES, SIDE = 16, 6, 4, 8
 WORDS = "abcdefgh"
@@ -64,12 +65,12 @@ def parts_of(case, shares, *, dtype=torch.float64, dropout=0.0, learn_temperatur
     task = Contrastive(loss=loss, num_candidates=candidates, loss_options=options, learn_temperature=learn_temperature)
     if task.log_scale is not None:
         task.log_scale.data = task.log_scale.data.to(dtype)
-    embedder = Embedder(model, task)
-    optimizer = torch.optim.SGD([p for p in embedder.parameters() if p.requires_grad], lr=0.1)
+    whole = WholeModel(model, task)
+    optimizer = torch.optim.SGD([p for p in whole.parameters() if p.requires_grad], lr=0.1)
     return Parts(
         rows=[], rows_digest="", eval_rows=[], missing=[], caption_faults=[],
         plan=Plan(num_rows=G, seed=0, global_batch_size=G),
-        shares=shares, total_steps=1, warmup_steps=0, model=model, task=task, embedder=_wrapped(embedder), idle=[],
+        shares=shares, total_steps=1, schedule=Schedule(total_steps=1), model=model, task=task, whole=_wrapped(whole), idle=[],
         norms=[], average=None, optimizer=optimizer, scaler=torch.amp.GradScaler("cpu", enabled=False),
         device=torch.device("cpu"), description={},
     )  # fmt: skip
@@ -77,7 +78,7 @@ def parts_of(case, shares, *, dtype=torch.float64, dropout=0.0, learn_temperatur
 
 def recipe_of(case, *, cached):
     return load_recipe("demo", [
-        f"task.num_candidates={TASKS[case][1]}", f"train.global_batch_size={G}", "train.channels_last=false",
+        f"task.num_candidates={TASKS[case][1]}", f"train.global_batch_size={G}", "train.memory_format=contiguous",
         f"train.cached_negatives={str(cached).lower()}",
     ])  # fmt: skip
 
@@ -118,7 +119,7 @@ def gradient(case, micro_batch_size, cached, **options):
     mine = [piece(batch, positions) for positions in shares.of_process(world().rank)]
     result = global_gradient(parts, recipe_of(case, cached=cached), mine, 0)
     loss = float(exchange([result.loss])[:, 0].sum()) / result.rows
-    module = getattr(parts.embedder, "module", parts.embedder)
+    module = getattr(parts.whole, "module", parts.whole)
     return loss, {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
 
 
@@ -172,16 +173,16 @@ def chunked_by_hand(case, **options):
     for index, positions in enumerate(shares.of_process(0)):
         some = piece(batch, positions)
         torch.manual_seed(keyed_seed(recipe.train.seed, 0, index, "dropout"))
-        video, text, *_ = parts.embedder(
+        video, text, *_ = parts.whole(
             parts.model.preprocessing.normalize(some.frames), [t for clip in some.captions for t in clip]
         )
         videos.append(video)
         texts.append(text)
     _, facts = parts.task.inputs(parts.model, batch)
     seed = keyed_seed(recipe.train.seed, 0, 0, "negatives")
-    loss = parts.task.share(torch.cat(videos), torch.cat(texts), facts, negative_seed=seed)
+    loss = parts.task.share((torch.cat(videos), torch.cat(texts)), facts, negative_seed=seed)
     loss.backward()
-    return loss.item(), {name: p.grad for name, p in parts.embedder.named_parameters() if p.grad is not None}
+    return loss.item(), {name: p.grad for name, p in parts.whole.named_parameters() if p.grad is not None}
 
 
 def test_cached_negatives_equal_one_big_batch_with_dropout_on():

@@ -3,11 +3,13 @@
 import json
 
 import torch
+import yaml
 from torch import nn
 
 from twinreel import training
 from twinreel.checkpoint import find_checkpoint, load_training_state, read_task_weights, read_weights
 from twinreel.config import Tree
+from twinreel.data.sources import generated
 from twinreel.models.preprocessing import Preprocessing
 from twinreel.recipe import build_recipe, load_recipe
 
@@ -115,3 +117,43 @@ def in_step(monkeypatch, number, act):
 
 def be_killed():
     raise KeyboardInterrupt
+
+
+class DropoutClassifier(nn.Module):
+    """A user's own classifier, with dropout and batch norm; it returns logits."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.preprocessing = Preprocessing(num_frames=4, frame_rate=8.0, crop_size=16, short_side=20)
+        self.body = nn.Sequential(nn.Conv3d(3, 6, 3, 2, 1, bias=False), nn.BatchNorm3d(6), nn.ReLU(), nn.Dropout(0.5))
+        self.head = nn.Linear(6 * 2 * 8 * 8, num_classes)
+
+    def forward(self, video):
+        return self.head(self.body(video).flatten(1))
+
+
+def dropout_classifier(*, num_classes: int) -> nn.Module:
+    return DropoutClassifier(num_classes)
+
+
+def labelled(videos):
+    """Manifests of 12 videos to train on and 6 to judge by, with one of two labels each."""
+    for split, count in (("train", 12), ("test", 6)):
+        rows = generated.rows(videos, split, num_videos=12, num_test_videos=6)
+        lines = [f"{row.video},{'ab'[i % 2]}" for i, row in enumerate(rows[:count])]
+        (videos / f"{split}.csv").write_text("\n".join(["path,label", *lines]) + "\n")
+
+
+def class_recipe(videos, *overrides):
+    """Six steps of four clips each with `dropout_classifier` on what `labelled` wrote."""
+    base = {
+        "model": {"name": "small_runs:dropout_classifier"},
+        "task": {"name": "action_recognition"},
+        "data": {"manifest": str(videos / "train.csv"), "num_workers": 0},
+        "optim": {"warmup_steps": 2, "learning_rate": 0.01},
+        "train": {"num_steps": 6, "global_batch_size": 4, "log_every": 1, "save_every": "2 steps", "device": "cpu"},
+        "eval": {"manifest": str(videos / "test.csv"), "num_clips": 2},
+    }
+    path = videos / "classes.yaml"
+    path.write_text(yaml.safe_dump(base))
+    return load_recipe(path, list(overrides))

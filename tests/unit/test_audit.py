@@ -10,7 +10,7 @@ from twinreel import training
 from twinreel.checkpoint import find_checkpoint, load_training_state
 from twinreel.errors import TrainingError
 from twinreel.parts import build_parts
-from twinreel.tasks import Contrastive, Embedder
+from twinreel.tasks import Contrastive, WholeModel
 from twinreel.training import train
 
 
@@ -40,7 +40,7 @@ def test_the_sample_whose_embedding_is_not_finite_is_named_and_the_step_is_kept_
 ):
     wanted = recipe(videos, "train.save_every=1 steps", "train.micro_batch_size=2", "train.keep_last=9")
     train(wanted, tmp_path / "whole", quiet=True)
-    real, calls = Embedder.forward, []
+    real, calls = WholeModel.forward, []
 
     def poisoned(self, video, text):
         embeddings = dict(zip(("video", "text"), real(self, video, text), strict=True))
@@ -50,7 +50,7 @@ def test_the_sample_whose_embedding_is_not_finite_is_named_and_the_step_is_kept_
             embeddings[tower][-1] = float("nan")  # of its last clip
         return tuple(embeddings.values())
 
-    monkeypatch.setattr(Embedder, "forward", poisoned)
+    monkeypatch.setattr(WholeModel, "forward", poisoned)
     run = tmp_path / "run"
     with pytest.raises(TrainingError) as told:
         train(wanted, run, quiet=True)

@@ -95,7 +95,7 @@ def test_all_problems_come_together(tmp_path):  # B048, B049: an override withou
         ("optim.learning_rate=0", "optim.learning_rate: got 0; input should be greater than 0"),
         ("train.save_every=5", "train.save_every: got 5"),
         ("train.save_every=five epochs", "train.save_every"),
-        ("train.precision=fp8", "input should be 'fp32', 'bf16' or 'fp16'"),
+        ("train.precision=fp8", "input should be 'auto', 'fp32', 'bf16' or 'fp16'"),
         ("model.embedding_size=big", 'model.embedding_size: got "big"'),
         ("task.normalize=1", "task.normalize: got 1"),
         ("data.manifest=7", "data.manifest: got 7"),

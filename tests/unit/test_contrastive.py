@@ -93,8 +93,8 @@ def test_a_loss_gets_what_it_takes_and_shares_add_up_either_way():
     pieces = [torch.tensor([0, 2]), torch.tensor([1])]
     for loss in (knows_own, knows_nothing):
         task = Contrastive(loss=loss, num_candidates=2)
-        whole = task.share(video, text, facts, negative_seed=7)
-        shares = [task.share(video, text, facts, own=own, negative_seed=7, num_processes=2) for own in pieces]
+        whole = task.share((video, text), facts, negative_seed=7)
+        shares = [task.share((video, text), facts, own=own, negative_seed=7, num_processes=2) for own in pieces]
         assert torch.allclose(sum(shares), whole) and torch.allclose(whole, video[:2].sum() / 2)
     assert torch.equal(shares[0], shares[1])  # who knows no `own` computes the whole, and each process half of it
     assert [own if own is None else own.tolist() for own, _, _ in told] == [None, [0, 2], [1]]
@@ -116,13 +116,13 @@ def test_a_learned_temperature_is_kept_between_a_hundredth_and_one(planted, want
     task = Contrastive(loss=losses.info_nce, loss_options={"temperature": 0.05}, learn_temperature=True)
     assert task.temperature == pytest.approx(0.05) and [name for name, _ in task.named_parameters()] == ["log_scale"]
     task.log_scale.data.fill_(planted)
-    task.clamp_temperature()
+    task.after_step()
     assert task.temperature == pytest.approx(wanted)
 
 
 def test_a_fixed_temperature_is_nothing_to_train_or_to_clamp():
     task = Contrastive(loss=losses.info_nce, loss_options={"temperature": 0.003})
-    task.clamp_temperature()
+    task.after_step()
     assert task.temperature == 0.003 and not list(task.parameters()) and not task.state_dict()
     assert Contrastive(loss=losses.info_nce).temperature == 0.07  # the default of the loss
     assert Contrastive(loss=lambda video, text, *, mask, valid: video.sum()).temperature is None

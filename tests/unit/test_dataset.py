@@ -433,8 +433,8 @@ def test_the_first_view_is_what_one_alone_would_be_and_more_change_none(wide):
 def test_views_are_in_the_batch_side_by_side_whatever_the_readers(wide):
     dataset = ClipDataset([row(wide, id=str(i)) for i in range(6)], views_rules(2, crop="resized"))
     plan = Plan(num_rows=6, seed=0, global_batch_size=4, views_per_row=2)
-    shares = Shares.cut(4, 2, 2, views_per_row=2)
-    whole = list(load_batches(dataset, plan.micro_batches(0, 3, Shares.cut(4, views_per_row=2)), num_workers=0))
+    shares = Shares.cut(4, 2, 2, clips_together=2)
+    whole = list(load_batches(dataset, plan.micro_batches(0, 3, Shares.cut(4, clips_together=2)), num_workers=0))
     assert [batch.ids for batch in whole] == [[dataset.rows[at].id for _, at in plan.batch(step)] for step in range(3)]
     readers = [list(load_batches(dataset, plan.micro_batches(0, 3, shares, p), num_workers=2 * p)) for p in range(2)]
     for step in range(3):

@@ -102,7 +102,7 @@ def whole_ranks(similarity: Tensor, positives: list[list[int]], ties: str) -> Te
 def test_ranks_in_blocks_equal_those_of_the_whole_matrix(
     block_scores: int, ties: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinreel.metrics.BLOCK_SCORES", block_scores)
+    monkeypatch.setattr("twinreel.metrics.retrieval.BLOCK_SCORES", block_scores)
     for seed, dtype in enumerate([torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64] * 12):
         similarity, positives = random_case(seed, most=30)
         if seed % 3:  # not in steps of a quarter, so that a type of few bits rounds
@@ -131,7 +131,7 @@ class LargestNew(TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_ranks_make_nothing_of_the_size_of_the_matrix(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twinreel.metrics.BLOCK_SCORES", 3000)
+    monkeypatch.setattr("twinreel.metrics.retrieval.BLOCK_SCORES", 3000)
     similarity = torch.randn(300, 1000, generator=torch.Generator().manual_seed(0)).to(dtype)
     with LargestNew() as largest:
         retrieval_ranks(similarity, [[i] for i in range(300)], ties="expected")

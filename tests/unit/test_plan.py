@@ -135,7 +135,7 @@ def test_keyed_draws_look_uniform_and_independent():
 def test_the_views_of_a_row_lie_side_by_side_and_are_read_once_whatever_the_processes(processes, micro):
     plan = Plan(num_rows=11, seed=4, global_batch_size=12, views_per_row=3)
     assert (plan.rows_per_batch, plan.steps_per_epoch) == (4, 2)
-    shares = Shares.cut(12, processes, micro, views_per_row=3)
+    shares = Shares.cut(12, processes, micro, clips_together=3)
     assert [at for piece in pieces(shares) for at in piece] == list(range(12))
     assert all(len(piece) % 3 == 0 for piece in pieces(shares))  # no row is torn
     for step in range(5):
@@ -153,13 +153,13 @@ def test_views_do_not_change_the_order_of_the_rows():
 
 
 def test_a_row_whose_views_would_be_torn_is_refused():
-    with pytest.raises(ConfigError, match=r"global_batch_size=8 is not .*repeated_augmentation=3 views each; 9 is"):
+    with pytest.raises(ConfigError, match=r"global_batch_size=8 is not .*3 clips that stay together .*; 9 is"):
         Plan(num_rows=30, seed=0, global_batch_size=8, views_per_row=3)
-    with pytest.raises(ConfigError, match=r"global_batch_size=8 is not a whole number of rows"):
-        Shares.cut(8, views_per_row=3)
-    with pytest.raises(ConfigError, match=r"micro_batch_size=4 is not a whole number of rows .* 3 is"):
-        Shares.cut(12, 1, 4, views_per_row=3)
+    with pytest.raises(ConfigError, match=r"global_batch_size=8 is not a whole number of 3 clips"):
+        Shares.cut(8, clips_together=3)
+    with pytest.raises(ConfigError, match=r"micro_batch_size=4 is not a whole number of 3 clips .* 3 is"):
+        Shares.cut(12, 1, 4, clips_together=3)
     with pytest.raises(ConfigError, match=r"on 5 processes leaves 1 of them without a clip; raise it to 15"):
-        Shares.cut(12, 5, views_per_row=3)
+        Shares.cut(12, 5, clips_together=3)
     with pytest.raises(ConfigError, match=r"more than the 3 rows x 3 views of each .*global_batch_size to 9 or less"):
         Plan(num_rows=3, seed=0, global_batch_size=12, views_per_row=3)

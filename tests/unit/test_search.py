@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from twinreel.data.clip import Clip
+from twinreel.data.windows import cover_starts
 from twinreel.errors import CheckpointError, ConfigError, DataError
 from twinreel.recipe import load_recipe
-from twinreel.search import cover_starts, embed_collection, predict, search_collection
+from twinreel.search import embed_collection, predict, search_collection
 from twinreel.training import train
 from videos import make_video
 
@@ -172,3 +173,31 @@ def test_a_video_shorter_than_a_clip_is_answered_with_its_own_end_and_its_repeat
     assert (answer.start_seconds, answer.end_seconds) == (0.0, pytest.approx(0.3))
     [[prediction]] = predict(run, [rows[2].video], ["a red circle moves left"])
     assert prediction.end_seconds == pytest.approx(0.3)
+
+
+def test_towers_that_sample_by_frame_stride_are_searched_too(run, rows, tmp_path):
+    """At 10 frames a second, every 2nd frame is 5 a second: the same windows, the same embeddings."""
+    from dataclasses import replace
+
+    from twinreel.assembly import load_run
+
+    loaded = load_run(run)
+    models = {"seconds": {"frame_rate": 5.0}, "frames": {"frame_stride": 2}}
+    found = {}
+    for name, rate in models.items():
+        model = load_run(run).model
+        model.preprocessing = model.preprocessing.replace(**rate)
+        own = replace(loaded, model=model)
+        embed_collection(own, rows, tmp_path / name)
+        answers = search_collection(tmp_path / name, "a red circle moves left", top=20, run=own)
+        ranked = predict(own, [rows[0].video], ["a red circle moves left", "a blue ring grows"], stride_seconds=0.5)
+        found[name] = (index_of(tmp_path / name), answers, ranked)
+    for (row, start), (other_row, other_start) in zip(found["seconds"][0], found["frames"][0], strict=True):
+        assert row == other_row and start == pytest.approx(other_start)
+    for one, other in zip(found["seconds"][1], found["frames"][1], strict=True):
+        assert one.id == other.id and one.score == pytest.approx(other.score, abs=1e-6)
+        assert (one.start_seconds, one.end_seconds) == pytest.approx((other.start_seconds, other.end_seconds))
+    for one, other in zip(found["seconds"][2][0], found["frames"][2][0], strict=True):
+        assert one.sentence == other.sentence and one.score == pytest.approx(other.score, abs=1e-6)
+    with pytest.raises(ConfigError, match=r"made otherwise \(.*clip_seconds"):
+        embed_collection(replace(loaded, model=model), rows, tmp_path / "seconds")

@@ -14,7 +14,7 @@ from torch import nn
 from twinreel import training
 from twinreel.checkpoint import find_checkpoint, load_training_state
 from twinreel.errors import TrainingError
-from twinreel.optim import learning_rate_factor
+from twinreel.optim import Schedule
 from twinreel.training import train
 
 FP16 = ("train.precision=fp16", "eval.split=null")
@@ -65,7 +65,7 @@ def test_a_skipped_step_does_not_move_the_schedule(tmp_path, videos, monkeypatch
     skipped = [line["skipped_steps"] for line in lines]
     assert skipped[8] < skipped[9] == skipped[11] < 8
     assert [line["learning_rate"] for line in lines] == [
-        2e-3 * learning_rate_factor(step - before, 12, warmup_steps=2) for step, before in enumerate([0, *skipped[:-1]])
+        2e-3 * Schedule(total_steps=12, warmup_steps=2).factor(step - before) for step, before in enumerate([0, *skipped[:-1]])
     ]
     assert lines[9]["learning_rate"] == lines[10]["learning_rate"] != lines[11]["learning_rate"]
     for averaged in (False, True):

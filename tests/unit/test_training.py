@@ -22,7 +22,7 @@ from twinreel.gradients import global_gradient
 from twinreel.models import create_model
 from twinreel.parts import build_parts, start_line, training_rules
 from twinreel.recipe import load_recipe
-from twinreel.tasks import Contrastive, Embedder
+from twinreel.tasks import Contrastive, WholeModel
 from twinreel.training import train
 
 
@@ -85,7 +85,7 @@ def test_accumulation_divides_by_the_valid_rows_of_the_global_batch(videos):
             if isinstance(module, nn.Dropout | nn.BatchNorm3d):
                 module.eval()
         parts.task = Contrastive(loss=row_mean, num_candidates=wanted.task.num_candidates)
-        parts.embedder = Embedder(parts.model, parts.task)
+        parts.whole = WholeModel(parts.model, parts.task)
         batches = list(
             load_batches(
                 ClipDataset(parts.rows, training_rules(wanted, parts.model)),
@@ -138,7 +138,7 @@ def test_frozen_parts_do_not_change_nor_their_statistics(tmp_path, videos):
 
 def test_word_vectors_stay_frozen_through_a_resume_without_their_file(tmp_path, videos):
     rows = training_rows(recipe(videos))
-    words = len(build_model(recipe(videos), collection_captions(rows)).vocabulary)
+    words = len(build_model(recipe(videos), build_task(recipe(videos)), collection_captions(rows)).vocabulary)
     torch.save(torch.randn(words + 1, 12), tmp_path / "word2vec.pth")
     settings = [f"model.word_vectors={tmp_path / 'word2vec.pth'}", "model.word_embedding_size=12"]
     train(recipe(videos, *settings), tmp_path / "whole", quiet=True)
@@ -360,7 +360,7 @@ def test_a_temperature_that_no_scale_survives_is_refused(tmp_path, videos, tempe
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("killed_in", ["evaluate_retrieval", "set_link"])
+@pytest.mark.parametrize("killed_in", ["evaluate_task", "set_link"])
 @pytest.mark.parametrize("call", [1, 2])
 def test_a_run_killed_while_it_is_judged_ends_as_an_undisturbed_one(tmp_path, videos, monkeypatch, killed_in, call):
     wanted = recipe(videos, "eval.every=3 steps")

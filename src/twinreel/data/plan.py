@@ -50,7 +50,7 @@ class Plan:
     views_per_row: int = 1
 
     def __post_init__(self) -> None:
-        _refuse_torn_rows(self.global_batch_size, None, self.views_per_row)
+        _refuse_torn_groups(self.global_batch_size, None, self.views_per_row)
         if self.num_rows < self.rows_per_batch:
             views = f" x {self.views_per_row} views of each" * (self.views_per_row > 1)
             raise ConfigError(
@@ -104,7 +104,7 @@ class Shares:
         global_batch_size: int,
         num_processes: int = 1,
         micro_batch_size: int | None = None,
-        views_per_row: int = 1,
+        clips_together: int = 1,
     ) -> Shares:
         """Cut a global batch.
 
@@ -113,17 +113,17 @@ class Shares:
             num_processes: how many compute at once.
             micro_batch_size: clips a process computes at once; None = the batch is cut into one piece a process, as
                 evenly as can be.
-            views_per_row: clips that are views of one row; they stay together.
+            clips_together: so many neighbors stay together: views of one row, pairs that are mixed.
 
         Raises:
             ConfigError: a process without a clip, or a remainder.
         """
-        _refuse_torn_rows(global_batch_size, micro_batch_size, views_per_row)
-        if global_batch_size < num_processes * views_per_row:
-            least = num_processes * views_per_row
+        _refuse_torn_groups(global_batch_size, micro_batch_size, clips_together)
+        if global_batch_size < num_processes * clips_together:
+            least = num_processes * clips_together
             raise ConfigError(
                 f"train.global_batch_size={global_batch_size} on {num_processes} processes leaves "
-                f"{num_processes - global_batch_size // views_per_row} of them without a clip; raise it to {least} or "
+                f"{num_processes - global_batch_size // clips_together} of them without a clip; raise it to {least} or "
                 "more, or start fewer processes"
             )
         pieces = num_processes if micro_batch_size is None else global_batch_size // micro_batch_size
@@ -131,7 +131,7 @@ class Shares:
             share = global_batch_size // num_processes
             sizes = [
                 size
-                for size in range(views_per_row, share + 1, views_per_row)
+                for size in range(clips_together, share + 1, clips_together)
                 if global_batch_size % (size * num_processes) == 0
             ]
             raise ConfigError(
@@ -140,8 +140,8 @@ class Shares:
                 + (f"micro-batches that fit: {', '.join(map(str, sizes))}; " if sizes else "")
                 + "or leave train.micro_batch_size out: the batch is then cut as evenly as can be"
             )
-        num_rows = global_batch_size // views_per_row
-        edges = [piece * num_rows // pieces * views_per_row for piece in range(pieces + 1)]
+        num_rows = global_batch_size // clips_together
+        edges = [piece * num_rows // pieces * clips_together for piece in range(pieces + 1)]
         ranges = [range(start, stop) for start, stop in pairwise(edges)]
         return cls(positions=[ranges[first : first + num_processes] for first in range(0, pieces, num_processes)])
 
@@ -165,11 +165,11 @@ class Shares:
         return [everyone[process] for everyone in self.positions]
 
 
-def _refuse_torn_rows(global_batch_size: int, micro_batch_size: int | None, views_per_row: int) -> None:
+def _refuse_torn_groups(global_batch_size: int, micro_batch_size: int | None, clips_together: int) -> None:
     for name, size in (("global_batch_size", global_batch_size), ("micro_batch_size", micro_batch_size)):
-        if size is not None and size % views_per_row:
-            nearest = max(1, round(size / views_per_row)) * views_per_row
+        if size is not None and size % clips_together:
+            nearest = max(1, round(size / clips_together)) * clips_together
             raise ConfigError(
-                f"train.{name}={size} is not a whole number of rows with data.repeated_augmentation={views_per_row} "
-                f"views each; {nearest} is"
+                f"train.{name}={size} is not a whole number of {clips_together} clips that stay together (views of "
+                f"data.repeated_augmentation, pairs of data.mixup or data.cutmix); {nearest} is"
             )

@@ -1,6 +1,10 @@
 """Losses: tensors already gathered from every process -> one scalar.
 
-A loss here knows nothing of processes, recipes or data sets. All are called alike:
+A loss here knows nothing of processes, recipes or data sets. Those of classifiers (`CLASS_LOSSES`) are called
+
+    loss(logits, targets, *, valid=None, own=None, **options)
+
+and all others
 
     loss(video_embeddings, text_embeddings, *, mask=None, valid=None, text_ids=None, own=None, **options)
 
@@ -31,15 +35,19 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from twinreel.losses.classes import binary_cross_entropy, cross_entropy
 from twinreel.losses.common import text_ids
 from twinreel.losses.milnce import milnce
 from twinreel.losses.pairs import binary_nce, clip_bag, info_nce, pooled_similarity
 
 __all__ = [
+    "CLASS_LOSSES",
     "LOSSES",
     "SEGMENT_LOSSES",
+    "binary_cross_entropy",
     "binary_nce",
     "clip_bag",
+    "cross_entropy",
     "info_nce",
     "milnce",
     "pooled_similarity",
@@ -53,6 +61,10 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "info_nce": info_nce,
     "clip_bag": clip_bag,
     "binary_nce": binary_nce,
+    "cross_entropy": cross_entropy,
+    "binary_cross_entropy": binary_cross_entropy,
 }
+# Losses of classifiers: logits and targets (B, C).
+CLASS_LOSSES: tuple[Callable[..., Tensor], ...] = (cross_entropy, binary_cross_entropy)
 # Losses whose videos are embeddings of segments, (B, S, D).
 SEGMENT_LOSSES: tuple[Callable[..., Tensor], ...] = (clip_bag,)

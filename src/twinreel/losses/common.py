@@ -63,15 +63,15 @@ class Members:
         """The members of a batch whose sizes are checked already; raises ConfigError for masks that do not fit."""
         num_clips, device = videos.shape[0], videos.device
         num_candidates = texts.shape[0] // num_clips
-        clip_valid = _flags(where, "valid", valid, (num_clips,), device)
-        real = _flags(where, "mask", mask, (num_clips, num_candidates), device) & clip_valid[:, None]
+        clip_valid = flags_of(where, "valid", valid, (num_clips,), device)
+        real = flags_of(where, "mask", mask, (num_clips, num_candidates), device) & clip_valid[:, None]
         unmasked = mask is None and valid is None
         return cls(
             valid=clip_valid,
             real=real,
             everyone=unmasked or bool(real.all()),
             codes=None if text_ids is None else _codes(where, text_ids, real),
-            own=None if own is None else _positions(where, own, num_clips, device),
+            own=None if own is None else positions_of(where, own, num_clips, device),
         )
 
     @property
@@ -260,7 +260,7 @@ def _check_embeddings(where: str, name: str, embeddings: Tensor, wanted: str) ->
         )
 
 
-def _flags(where: str, name: str, value: Tensor | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
+def flags_of(where: str, name: str, value: Tensor | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """A mask, checked and on the device of the embeddings; all True if not given."""
     if value is None:
         return torch.ones(shape, dtype=torch.bool, device=device)
@@ -271,7 +271,7 @@ def _flags(where: str, name: str, value: Tensor | None, shape: tuple[int, ...], 
     return value.to(device)
 
 
-def _positions(where: str, own: Tensor, num_clips: int, device: torch.device) -> Tensor | None:
+def positions_of(where: str, own: Tensor, num_clips: int, device: torch.device) -> Tensor | None:
     """`Members.own`; all clips in any order are None, for which less has to be computed."""
     if own.dtype != torch.int64 or own.ndim != 1:
         raise ConfigError(f"{where}: own must be int64 of shape (b,), got {own.dtype} of shape {tuple(own.shape)}.")

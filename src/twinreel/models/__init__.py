@@ -8,21 +8,27 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from twinreel.config import import_function, nearest
 from twinreel.errors import ConfigError
-from twinreel.models import conv3d, s3dg
+from twinreel.models import conv3d, mvit, resnet3d, s3dg, s3dg_classifier, slowfast, x3d
+from twinreel.models.classifier import VideoClassifier, check_classifier
 from twinreel.models.preprocessing import Preprocessing
 from twinreel.models.two_towers import TwoTowers, VideoTextModel, check_towers
 from twinreel.models.weights import Scope, Weights, load_partial, load_weights, read_weights, sizes_of
 from twinreel.text import Vocabulary
 
 __all__ = [
+    "CLASSIFIERS",
     "MODELS",
+    "TOWERS",
     "Preprocessing",
     "TwoTowers",
+    "VideoClassifier",
     "VideoTextModel",
+    "check_classifier",
     "check_towers",
     "create_model",
     "find_builder",
@@ -31,11 +37,35 @@ __all__ = [
 ]
 
 # The keyword-only parameters of a builder are the options of the recipe's model section.
-MODELS: dict[str, Callable[..., TwoTowers]] = {
+TOWERS: dict[str, Callable[..., TwoTowers]] = {
     "conv3d_small": conv3d.conv3d_small,
     "s3dg": s3dg.s3dg,
     "s3dg_small": s3dg.s3dg_small,
 }
+CLASSIFIERS: dict[str, Callable[..., nn.Module]] = {
+    "c2d_8x8_r50": resnet3d.c2d_8x8_r50,
+    "c2d_nopool_8x8_r50": resnet3d.c2d_nopool_8x8_r50,
+    "i3d_8x8_r50": resnet3d.i3d_8x8_r50,
+    "i3d_nln_8x8_r50": resnet3d.i3d_nln_8x8_r50,
+    "mvitv2_s_16x4": mvit.mvitv2_s_16x4,
+    "s3dg": s3dg_classifier.s3dg_classifier,
+    "s3dg_small": s3dg_classifier.s3dg_small_classifier,
+    "slow_4x16_r50": resnet3d.slow_4x16_r50,
+    "slow_8x8_r50": resnet3d.slow_8x8_r50,
+    "slowfast_16x8_r101": slowfast.slowfast_16x8_r101,
+    "slowfast_4x16_r50": slowfast.slowfast_4x16_r50,
+    "slowfast_8x8_r101": slowfast.slowfast_8x8_r101,
+    "slowfast_8x8_r50": slowfast.slowfast_8x8_r50,
+    "slowfast_small": slowfast.slowfast_small,
+    "x3d_l": x3d.x3d_l,
+    "x3d_m": x3d.x3d_m,
+    "x3d_s": x3d.x3d_s,
+    "x3d_small": x3d.x3d_small,
+    "x3d_xs": x3d.x3d_xs,
+}
+MODELS: dict[str, Callable[..., nn.Module]] = {**CLASSIFIERS, **TOWERS}
+
+GIVEN = ("vocabulary", "preprocessing", "num_classes")  # not options: create_model passes them itself
 
 _log = logging.getLogger(__name__)
 
@@ -47,20 +77,22 @@ def create_model(
     weights_scope: Scope = "all",
     vocabulary: str | Path | Vocabulary | None = None,
     preprocessing: Preprocessing | Mapping[str, Any] | None = None,
+    num_classes: int | None = None,
     **options: Any,
 ) -> nn.Module:
-    """A model by name, in eval mode, on the CPU.
+    """A model by name, in eval mode, on the CPU: two towers, or a classifier.
 
     Sizes (embedding_size, the word table, space_to_depth, ...) are read from the weights where they are given.
 
     Args:
         name: a name of `MODELS`, or `package.module:function` for a user's own builder. That one is called with the
-            options, and with `vocabulary` and `preprocessing` if it takes them; what it returns must have
-            `encode_video`, `encode_text` and `preprocessing`.
+            options, and with `vocabulary`, `preprocessing` and `num_classes` if it takes them; what it returns must
+            have `encode_video`, `encode_text` and `preprocessing`, or `forward(video)` and `preprocessing`.
         weights: a file or a state dict, see `weights.load_weights`; None means random weights.
         weights_scope: `all`, or `backbone` to start new heads.
         vocabulary: the words of the text tower, or their file.
         preprocessing: in whole, or the values that differ from the builder's own.
+        num_classes: of a classifier; with a name that two towers have too, this asks for the classifier.
         options: the builder's keyword-only parameters.
 
     Raises:
@@ -68,21 +100,26 @@ def create_model(
         CheckpointError: weights that cannot be read or do not fit.
         DataError: the vocabulary's file cannot be read.
     """
-    builder = find_builder(name)
+    builder = find_builder(name, classifier=num_classes is not None)
     arguments = _checked_options(name, builder, options)
+    if num_classes is not None and "num_classes" in inspect.signature(builder).parameters:
+        arguments["num_classes"] = num_classes
     taken = None
     if weights is not None:
         taken = weights if isinstance(weights, Weights) else read_weights(weights)
         _take_sizes(name, builder, arguments, taken, weights_scope)
+        preprocessing = _take_description(name, builder, arguments, taken, weights_scope, preprocessing)
     takes = inspect.signature(builder).parameters
     if vocabulary is not None and "vocabulary" in takes:
         arguments["vocabulary"] = vocabulary if isinstance(vocabulary, Vocabulary) else Vocabulary.load(vocabulary)
     elif vocabulary is not None and not isinstance(vocabulary, Vocabulary):
         _log.warning("model %s takes no vocabulary: %s is not used", name, vocabulary)
+    if builder in CLASSIFIERS.values() and preprocessing is not None:
+        preprocessing = _whole_preprocessing(builder, arguments, preprocessing)  # their heads are built for its size
     if isinstance(preprocessing, Preprocessing) and "preprocessing" in takes:
         arguments["preprocessing"] = preprocessing
     model = builder(**arguments)
-    towers = check_towers(model, name)
+    towers: Any = check_classifier(model, name) if num_classes is not None or _classifies(model) else check_towers(model, name)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{name}: {type(model).__name__} is no torch.nn.Module; derive it from torch.nn.Module")
     if preprocessing:
@@ -93,20 +130,48 @@ def create_model(
     return model.cpu().eval()
 
 
-def find_builder(name: str) -> Callable[..., Any]:
+def find_builder(name: str, *, classifier: bool = False) -> Callable[..., Any]:
     """The function behind a model's name, or a user's own behind `package.module:function`.
+
+    Args:
+        name: of `MODELS`, or a user's.
+        classifier: take the classifier where two towers have the name too.
 
     Raises:
         ConfigError: there is no such model or function.
     """
     if ":" in name:
         return import_function(name, "model")
-    if name not in MODELS:
-        raise ConfigError(f"unknown model {name!r}{nearest(name, MODELS)}")
-    return MODELS[name]
+    table: Mapping[str, Callable[..., Any]] = CLASSIFIERS if classifier else MODELS
+    if name in table:
+        return table[name]
+    if name in MODELS:
+        raise ConfigError(
+            f"model {name} is a pair of towers, no classifier; classifiers: {', '.join(sorted(CLASSIFIERS))}"
+        )
+    raise ConfigError(f"unknown model {name!r}{nearest(name, table)}")
 
 
-def _set_preprocessing(towers: VideoTextModel, name: str, preprocessing: Preprocessing | Mapping[str, Any]) -> None:
+def _whole_preprocessing(
+    builder: Callable[..., Any], arguments: Mapping[str, Any], preprocessing: Preprocessing | Mapping[str, Any]
+) -> Preprocessing:
+    """The builder's own with the values that differ."""
+    if isinstance(preprocessing, Preprocessing):
+        return preprocessing
+    with torch.device("meta"):  # shapes only: nothing is drawn or held
+        own: Preprocessing = builder(**arguments).preprocessing
+    return own.replace(**preprocessing)
+
+
+def _classifies(model: object) -> bool:
+    """Whether a model is a classifier: it has no way into a joint space, but a forward, and says what it wants."""
+    towers = hasattr(model, "encode_video") or hasattr(model, "encode_text")
+    return isinstance(model, nn.Module) and not towers and hasattr(model, "preprocessing")
+
+
+def _set_preprocessing(
+    towers: VideoTextModel | VideoClassifier, name: str, preprocessing: Preprocessing | Mapping[str, Any]
+) -> None:
     if not isinstance(preprocessing, Preprocessing):
         preprocessing = towers.preprocessing.replace(**preprocessing)
     try:
@@ -119,7 +184,7 @@ def _set_preprocessing(towers: VideoTextModel, name: str, preprocessing: Preproc
 
 def _checked_options(name: str, builder: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
     parameters = inspect.signature(builder).parameters
-    known = [key for key in parameters if key not in ("vocabulary", "preprocessing")]
+    known = [key for key in parameters if key not in GIVEN]
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     unknown = [] if takes_all else [key for key in options if key not in known]
     problems = [f"unknown option {key}{nearest(key, known)}" for key in unknown]
@@ -129,11 +194,35 @@ def _checked_options(name: str, builder: Callable[..., Any], options: Mapping[st
         if parameter.default is parameter.empty
         and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         and key not in options
-        and key not in ("vocabulary", "preprocessing")
+        and key not in GIVEN
     ]
     if problems:
         raise ConfigError(f"model {name}: " + "; ".join(problems))
     return dict(options)
+
+
+def _take_description(
+    name: str,
+    builder: Callable[..., Any],
+    arguments: dict[str, Any],
+    weights: Weights,
+    scope: Scope,
+    preprocessing: Preprocessing | Mapping[str, Any] | None,
+) -> Preprocessing | Mapping[str, Any] | None:
+    """Fill in options that an imported file states and that are not given; its preprocessing, with what is given."""
+    if weights.model is None:
+        return preprocessing
+    if weights.model != name:
+        _log.warning("%s was imported as %s; here it starts a %s", weights.source, weights.model, name)
+        return preprocessing
+    takes = inspect.signature(builder).parameters
+    if scope == "all":
+        for key, value in weights.options.items():
+            if key in takes:
+                arguments.setdefault(key, value)
+    if isinstance(preprocessing, Preprocessing):
+        return preprocessing
+    return Preprocessing.from_dict(weights.preprocessing).replace(**(preprocessing or {}))
 
 
 def _take_sizes(

@@ -1,9 +1,30 @@
-"""Tasks: the glue of batch -> model -> loss. Written out, so that a name can be found by searching for it."""
+"""Tasks: the glue of batch -> model -> loss. Written out, so that a name can be found by searching for it.
+
+The loop asks the same of each: `inputs` (what the model and the loss need of a batch), `outputs` (forward), `share`
+(one process's part of the loss), `after_step`, `chance_loss`.
+"""
 
 from __future__ import annotations
 
-from twinreel.tasks.contrastive import Contrastive, Embedder, PairFacts, at_least_float32
+from typing import TypeAlias
 
-__all__ = ["TASKS", "Contrastive", "Embedder", "PairFacts", "at_least_float32"]
+from twinreel.tasks.action_recognition import ActionRecognition, ClassFacts, Mixing
+from twinreel.tasks.contrastive import Contrastive, PairFacts
+from twinreel.tasks.whole import WholeModel, at_least_float32
 
-TASKS = {"contrastive": Contrastive}
+__all__ = [
+    "TASKS",
+    "ActionRecognition",
+    "ClassFacts",
+    "Contrastive",
+    "Facts",
+    "Mixing",
+    "PairFacts",
+    "Task",
+    "WholeModel",
+    "at_least_float32",
+]
+
+TASKS = {"contrastive": Contrastive, "action_recognition": ActionRecognition}
+Task: TypeAlias = Contrastive | ActionRecognition
+Facts: TypeAlias = PairFacts | ClassFacts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,9 @@ from twinreel.data.clip import Batch
 from twinreel.errors import ConfigError
 from twinreel.losses import SEGMENT_LOSSES, binary_nce, clip_bag, info_nce, pooled_similarity, text_ids
 from twinreel.losses.common import check_temperature
+from twinreel.tasks.whole import WholeModel, at_least_float32
 
-__all__ = ["Contrastive", "Embedder", "PairFacts", "at_least_float32"]
+__all__ = ["Contrastive", "PairFacts"]
 
 ALWAYS_NORMALIZED = (info_nce, clip_bag, binary_nce)
 LARGEST_LOGIT_SCALE = 100.0  # of a learned temperature, that is a temperature of 0.01; 1 is the largest temperature
@@ -36,6 +37,16 @@ class PairFacts(NamedTuple):
     def usable(self) -> Tensor:
         """Bool (B,): the clip is valid and has a real caption."""
         return self.valid & self.mask.any(1)
+
+    @property
+    def num_captions(self) -> int:
+        """Captions of the clips that could be read, masked ones included."""
+        return self.mask[self.valid].numel()
+
+    @property
+    def num_masked(self) -> int:
+        """Those that say nothing: padding, or no known word."""
+        return int((~self.mask[self.valid]).sum())
 
     def pack(self) -> Tensor:
         """Int64 (B, 1 + 2K)."""
@@ -64,6 +75,9 @@ class Contrastive(nn.Module):
     Raises:
         ConfigError: the loss has no temperature to learn.
     """
+
+    name: ClassVar[str] = "contrastive"
+    output_names: ClassVar[tuple[str, ...]] = ("video", "text")  # embeddings; a learned scale comes behind them
 
     def __init__(
         self,
@@ -120,8 +134,8 @@ class Contrastive(nn.Module):
         return None if value is None else float(value)
 
     @torch.no_grad()
-    def clamp_temperature(self) -> None:
-        """Keep a learned temperature in 0.01 to 1; called after every step."""
+    def after_step(self) -> None:
+        """Keep a learned temperature in 0.01 to 1."""
         if self.log_scale is not None:
             self.log_scale.clamp_(0.0, math.log(LARGEST_LOGIT_SCALE))
 
@@ -132,10 +146,26 @@ class Contrastive(nn.Module):
         mask = batch.caption_mask & known.view(batch.caption_mask.shape)
         return text, PairFacts(batch.valid, mask, text_ids(batch.captions).view(mask.shape))
 
+    def outputs(self, model: nn.Module, video: Tensor, text: Any) -> tuple[Tensor, ...]:
+        """Video embeddings (B, D) or (B, S, D), text embeddings (N, D) and, if it is learned, the log of the scale.
+
+        Args:
+            model: two towers.
+            video: network input (B, 3, T, H, W).
+            text: word ids int64 (N, W), or N sentences for towers that read sentences.
+        """
+        towers: Any = model
+        embeddings = (_encode_video(model, video, self.segments), towers.encode_text(text))
+        return embeddings if self.log_scale is None else (*embeddings, self.log_scale * 1.0)
+
+    @staticmethod
+    def unpack(packed: Tensor) -> PairFacts:
+        """What `PairFacts.pack` made."""
+        return PairFacts.unpack(packed)
+
     def share(
         self,
-        video_embeddings: Tensor,
-        text_embeddings: Tensor,
+        outputs: Sequence[Tensor],
         facts: PairFacts,
         *,
         own: Tensor | None = None,
@@ -146,17 +176,18 @@ class Contrastive(nn.Module):
         """One process's share of the mean loss over the usable clips of all processes.
 
         Args:
-            video_embeddings: (B, D), or (B, S, D) for a loss of segments; of all processes.
-            text_embeddings: (B * K, D), of all processes.
+            outputs: video embeddings (B, D), or (B, S, D) for a loss of segments, and text embeddings (B * K, D), of
+                all processes.
             facts: of all processes.
             own: positions of this process's clips; None = all, that is the whole loss.
-            log_scale: the learned temperature as it came out of `Embedder`.
+            log_scale: the learned temperature as it came out of `outputs`.
             negative_seed: of the negatives that are drawn.
             num_processes: among how many a loss that knows no `own` is divided.
 
         Returns:
             A scalar, float32 whatever the precision of the towers (float64 stays).
         """
+        video_embeddings, text_embeddings = outputs
         device = video_embeddings.device
         options = dict(self.loss_options)
         if log_scale is not None:
@@ -189,14 +220,14 @@ class Contrastive(nn.Module):
             batch: the captions and masks that belong to it.
         """
         text, facts = self.inputs(model, batch)
-        videos, texts, *_ = Embedder(model, self)(video, text)
-        return self.share(videos, texts, facts, log_scale=self.log_scale), int(facts.usable.sum())
+        outputs = WholeModel(model, self)(video, text)
+        return self.share(outputs[:2], facts, log_scale=self.log_scale), int(facts.usable.sum())
 
     def pair_loss(self, video_embeddings: Tensor, text_embeddings: Tensor, captions: list[list[str]]) -> Tensor:
         """The loss of embeddings that exist already: (B, D), (B * K, D) and B lists of K sentences, all real."""
         shape = (len(captions), len(captions[0]))
         facts = PairFacts(torch.ones(shape[0]).bool(), torch.ones(shape).bool(), text_ids(captions).view(shape))
-        return self.share(video_embeddings, text_embeddings, facts, log_scale=self.log_scale)
+        return self.share((video_embeddings, text_embeddings), facts, log_scale=self.log_scale)
 
     @torch.no_grad()
     def chance_loss(self, num_clips: int) -> float:
@@ -207,7 +238,7 @@ class Contrastive(nn.Module):
         )
         video = torch.zeros(num_clips, 1, 1) if self.segments else torch.zeros(num_clips, 1)
         own = torch.zeros(1, dtype=torch.long) if "own" in self.takes else None  # all clips score alike
-        share = self.share(video, torch.zeros(math.prod(shape), 1), facts, own=own, log_scale=self.log_scale)
+        share = self.share((video, torch.zeros(math.prod(shape), 1)), facts, own=own, log_scale=self.log_scale)
         return float(share) * (1 if own is None else num_clips)
 
     def encode_video(self, model: nn.Module, video: Tensor) -> Tensor:
@@ -256,33 +287,7 @@ class Contrastive(nn.Module):
         return tokens, (tokens != 0).any(-1).cpu()
 
 
-class Embedder(nn.Module):
-    """Both towers and a learned temperature as one module with one forward: what is wrapped for several processes."""
-
-    def __init__(self, model: nn.Module, task: Contrastive) -> None:
-        super().__init__()
-        self.model = model
-        self.task = task
-
-    def forward(self, video: Tensor, text: Any) -> tuple[Tensor, ...]:
-        """Video embeddings (B, D) or (B, S, D), text embeddings (N, D) and, if it is learned, the log of the scale.
-
-        Args:
-            video: network input (B, 3, T, H, W).
-            text: word ids int64 (N, W), or N sentences for towers that read sentences.
-        """
-        towers: Any = self.model
-        embeddings = (_encode_video(self.model, video, self.task.segments), towers.encode_text(text))
-        scale = self.task.log_scale
-        return embeddings if scale is None else (*embeddings, scale * 1.0)
-
-
 def _encode_video(model: nn.Module, video: Tensor, segments: bool) -> Tensor:
     towers: Any = model
     embeddings: Tensor = towers.encode_video(video, segments=True) if segments else towers.encode_video(video)
     return embeddings
-
-
-def at_least_float32(embeddings: Tensor) -> Tensor:
-    """What a loss is computed and its gradients are added up in, whatever the towers' precision; float64 stays."""
-    return embeddings if embeddings.dtype == torch.float64 else embeddings.float()

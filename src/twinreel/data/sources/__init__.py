@@ -16,7 +16,7 @@ from typing import Any
 from twinreel.config import import_function, nearest
 from twinreel.data.clip import Clip
 from twinreel.data.manifest import read_manifests, unused_columns
-from twinreel.data.sources import annotated, generated, howto100m, kinetics
+from twinreel.data.sources import annotated, class_folders, generated, howto100m, kinetics
 from twinreel.errors import ConfigError, DataError
 
 __all__ = ["SOURCES", "load_rows", "manifest_rows", "source_notes"]
@@ -46,6 +46,7 @@ def manifest_rows(
 
 SOURCES: dict[str, Callable[..., list[Clip]]] = {
     "annotated": annotated.rows,
+    "class_folders": class_folders.rows,
     "generated": generated.rows,
     "howto100m": howto100m.rows,
     "kinetics": kinetics.rows,

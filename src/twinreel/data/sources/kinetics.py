@@ -3,6 +3,8 @@
     root/annotations/train.csv, val.csv, test.csv      label,youtube_id,time_start,time_end,split; or in root itself
     root/**/<youtube_id>_<start>_<end>.mp4             trimmed clips at any depth, or whole videos <youtube_id>.mp4
 
+The CSV files may be PySlowFast's, `path label`; without any, `root/<split>/<class>/<video>` is read (`class_folders`).
+
 `twinreel.data.manifest.kinetics_csv` says how a row finds its file. Labels are the names of the classes as the CSV has
 them; a class's number is its place among the sorted names.
 """
@@ -14,6 +16,7 @@ from pathlib import Path
 
 from twinreel.data.clip import Clip
 from twinreel.data.manifest import read_manifests
+from twinreel.data.sources import class_folders
 from twinreel.errors import ConfigError, DataError
 
 __all__ = ["find_lists", "rows"]
@@ -28,7 +31,9 @@ _FILES = {  # how the CSV of a split may be called, without its suffix
 def rows(
     root: str | Path | None, split: str | None, *, csv: str | None = None, caption_template: str | None = None
 ) -> list[Clip]:
-    """A row for each line of Kinetics' own CSV, its video found by name; `id` is `<youtube_id>_<start>_<end>`.
+    """A row for each line of Kinetics' own CSV, of PySlowFast's, or for each video of `<split>/<class>/`.
+
+    Of Kinetics' own, a video is found by name and `id` is `<youtube_id>_<start>_<end>`.
 
     Args:
         root: folder of the videos and of the CSV files.
@@ -43,8 +48,15 @@ def rows(
     if root is None:
         raise ConfigError("source kinetics needs data.root: the folder of the videos and of train.csv, val.csv, ...")
     base = Path(os.path.abspath(Path(root).expanduser()))
+    if csv is None and not _has_lists(base) and base.is_dir():
+        return class_folders.rows(base, split, caption_template=caption_template)
     files = [base / csv] if csv is not None else list(find_lists(base, split, "source kinetics").values())
     return read_manifests(files, root=base, split=split, caption_template=caption_template)
+
+
+def _has_lists(base: Path) -> bool:
+    names = {f"{called}.csv" for called_so in _FILES.values() for called in called_so}
+    return any((base / folder / name).is_file() for folder in ("annotations", "") for name in names)
 
 
 def find_lists(root: Path, split: str | None, what: str) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""Metrics: tensors in, numbers out. Fractions, never per cent.
+"""Retrieval: a similarity matrix, or embeddings, and what is right -> ranks and the numbers made of them.
 
 A similarity matrix is (queries, candidates), larger is better, and `positives` lists for every query which
 candidates are right. One query gives exactly one rank; a tie counts against the model; a score that is not finite
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from twinreel.errors import ConfigError, DataError
+from twinreel.metrics.common import check_ids, check_k, finite_rows, named
 
 __all__ = [
     "RECALL_AT",
@@ -27,7 +28,6 @@ __all__ = [
     "recall_from_ranks",
     "retrieval_metrics",
     "retrieval_ranks",
-    "top_k_accuracy",
 ]
 
 RECALL_AT = (1, 5, 10)
@@ -70,8 +70,8 @@ def retrieval_ranks(
         raise ConfigError(f"similarity must be (queries, candidates), got shape {tuple(similarity.shape)}.")
     _check_ties(ties)
     num_queries, num_candidates = similarity.shape
-    _check_ids("query_ids", query_ids, num_queries)
-    _check_ids("candidate_ids", candidate_ids, num_candidates)
+    check_ids("query_ids", query_ids, num_queries)
+    check_ids("candidate_ids", candidate_ids, num_candidates)
     rows, columns = _flat_positives(positives, num_queries, num_candidates, query_ids)
     similarity = similarity.detach()
     _refuse_nonfinite(similarity, query_ids, candidate_ids)
@@ -126,8 +126,8 @@ def embedding_ranks(
         raise ConfigError(f"block_size={block_size}: must be at least 1.")
     queries, candidates = query_embeddings.detach(), candidate_embeddings.detach()
     num_queries, num_candidates = queries.shape[0], candidates.shape[0]
-    _check_ids("query_ids", query_ids, num_queries)
-    _check_ids("candidate_ids", candidate_ids, num_candidates)
+    check_ids("query_ids", query_ids, num_queries)
+    check_ids("candidate_ids", candidate_ids, num_candidates)
     rows, columns = _flat_positives(positives, num_queries, num_candidates, query_ids)
     rows, columns = rows.to(queries.device), columns.to(queries.device)
     candidate_norms = _norms(candidates, block_size, "candidate", candidate_ids)
@@ -161,7 +161,7 @@ def recall_at_k(similarity: Tensor, positives: Sequence[Sequence[int]], k: int) 
         ConfigError: As in `retrieval_ranks`, or k is out of range.
     """
     if similarity.ndim == 2:
-        _check_k(k, similarity.shape[1], "candidates")
+        check_k(k, similarity.shape[1], "candidates")
     return recall_from_ranks(retrieval_ranks(similarity, positives), k)
 
 
@@ -171,7 +171,7 @@ def recall_from_ranks(ranks: Tensor, k: int) -> float:
     Raises:
         ConfigError: There are no ranks, one is below 1 or not finite, or k is below 1.
     """
-    _check_k(k)
+    check_k(k)
     return float((_checked_ranks(ranks) <= k).double().mean())
 
 
@@ -242,44 +242,6 @@ def chance_retrieval(positives: Sequence[Sequence[int]], num_candidates: int) ->
     return chance | {"median_rank": 1 + (lower + upper) / 2, "mean_rank": mean}
 
 
-def top_k_accuracy(
-    scores: Tensor, labels: Sequence[int] | Tensor, k: int, *, ids: Sequence[str] | None = None
-) -> float:
-    """The fraction of samples whose class is among the k highest scores, ties counted against the model.
-
-    Args:
-        scores: (N, C), larger is better.
-        labels: The N right classes, 0 to C - 1.
-        k: 1 to C. A larger k would give 1 whatever the scores, and is refused.
-        ids: N names for error messages; None: positions.
-
-    Raises:
-        DataError: A score is not finite; the samples are named.
-        ConfigError: Shapes do not fit, a label is out of range, or k is.
-    """
-    if scores.ndim != 2 or len(labels) != scores.shape[0]:
-        raise ConfigError(
-            f"scores must be (samples, classes) with one label a sample, "
-            f"got shape {tuple(scores.shape)} and {len(labels)} labels."
-        )
-    _check_k(k, scores.shape[1], "classes")
-    _check_ids("ids", ids, scores.shape[0])
-    bad = (~_finite_rows(scores)).nonzero().flatten().tolist()
-    if bad:
-        raise DataError(
-            f"{len(bad)} of {len(scores)} samples have scores that are not finite: {_named(bad, ids)}. "
-            "No accuracy is computed. Look at the weights and at these samples."
-        )
-    classes = labels.tolist() if isinstance(labels, Tensor) else labels
-    for sample, label in enumerate(classes):
-        if not 0 <= label < scores.shape[1]:
-            raise ConfigError(
-                f"sample {_named([sample], ids)} has label {label}; with {scores.shape[1]} classes allowed are "
-                f"0 to {scores.shape[1] - 1}."
-            )
-    return recall_from_ranks(retrieval_ranks(scores, [[label] for label in classes], query_ids=ids), k)
-
-
 def _ranks(at_least: Tensor, above: Tensor | None, tied_positives: Tensor) -> Tensor:
     """Ranks from the numbers of other candidates at or above the best positive, and strictly above it.
 
@@ -301,12 +263,6 @@ def _count_scores(similarity: Tensor, compare: Callable[[Tensor, Tensor], Tensor
     block_size = max(1, BLOCK_SCORES // similarity.shape[1])
     spans = [slice(top, top + block_size) for top in range(0, len(similarity), block_size)]
     return torch.cat([compare(similarity[span], thresholds[span, None]).sum(dim=1) for span in spans])
-
-
-def _finite_rows(scores: Tensor) -> Tensor:
-    """For each row whether all its scores are finite; unlike `isfinite` of the scores, it copies none of them."""
-    scores = scores.detach()
-    return scores.amax(dim=1).isfinite() & scores.amin(dim=1).isfinite()  # a NaN is both the most and the least
 
 
 def _count_others(
@@ -354,40 +310,31 @@ def _norms(embeddings: Tensor, block_size: int, what: str, ids: Sequence[str] | 
     if bad:
         raise DataError(
             f"{len(bad)} of {len(norms)} {what} embeddings are not finite (or above {LARGEST_NORM:g} in norm): "
-            f"{_named(bad, ids)}. No rank is computed. Look at the weights and at these samples."
+            f"{named(bad, ids)}. No rank is computed. Look at the weights and at these samples."
         )
     return norms
 
 
 def _refuse_nonfinite(similarity: Tensor, query_ids: Sequence[str] | None, candidate_ids: Sequence[str] | None) -> None:
     """Raise if a score is NaN or infinite, naming what is common to the bad ones."""
-    if bool(_finite_rows(similarity).all()):
+    if bool(finite_rows(similarity).all()):
         return
     bad = ~similarity.isfinite()
     bad_queries = bad.all(dim=1).nonzero().flatten().tolist()
     bad_candidates = bad.all(dim=0).nonzero().flatten().tolist()
     parts = []
     if bad_queries:
-        parts.append(f"all scores of query {_named(bad_queries, query_ids)}")
+        parts.append(f"all scores of query {named(bad_queries, query_ids)}")
     if bad_candidates:
-        parts.append(f"all scores of candidate {_named(bad_candidates, candidate_ids)}")
+        parts.append(f"all scores of candidate {named(bad_candidates, candidate_ids)}")
     if not parts:
         row, column = bad.nonzero()[0].tolist()
         score = similarity[row, column].item()
-        parts.append(
-            f"first query {_named([row], query_ids)} with candidate {_named([column], candidate_ids)}: {score}"
-        )
+        parts.append(f"first query {named([row], query_ids)} with candidate {named([column], candidate_ids)}: {score}")
     raise DataError(
         f"{int(bad.sum())} of {bad.numel()} scores are not finite ({'; '.join(parts)}). No rank is computed. "
         "Look at the weights and at these samples."
     )
-
-
-def _named(positions: Sequence[int], ids: Sequence[str] | None) -> str:
-    """The first few rows by id, or by position where there are no ids."""
-    shown = [f"at position {position}" if ids is None else repr(ids[position]) for position in positions[:5]]
-    rest = len(positions) - len(shown)
-    return ", ".join(shown) + (f" and {rest} more" if rest else "")
 
 
 def _flat_positives(
@@ -404,7 +351,7 @@ def _flat_positives(
     rows: list[int] = []
     columns: list[int] = []
     for query, own in enumerate(positives):
-        name = f"query {_named([query], query_ids)}"
+        name = f"query {named([query], query_ids)}"
         try:
             listed = [operator.index(position) for position in own]
         except TypeError as error:
@@ -434,18 +381,6 @@ def _check_ties(ties: str) -> None:
         raise ConfigError(f"ties={ties!r}: allowed are 'pessimistic' (a tie counts against the model) and 'expected'.")
 
 
-def _check_ids(name: str, ids: Sequence[str] | None, count: int) -> None:
-    if ids is not None and len(ids) != count:
-        raise ConfigError(f"{name} has {len(ids)} names for {count} rows; it needs one for each.")
-
-
-def _check_k(k: int, most: int | None = None, of_what: str = "") -> None:
-    if k < 1:
-        raise ConfigError(f"k={k}: must be at least 1.")
-    if most is not None and k > most:
-        raise ConfigError(f"k={k} with {most} {of_what}: the result would be 1 whatever the scores. Use k <= {most}.")
-
-
 def _checked_ranks(ranks: Tensor) -> Tensor:
     """Ranks as float64; refused if they cannot be ranks."""
     ranks = ranks.detach().cpu().double()
@@ -453,5 +388,5 @@ def _checked_ranks(ranks: Tensor) -> Tensor:
         raise ConfigError(f"ranks must be a non-empty vector, got shape {tuple(ranks.shape)}.")
     wrong = (~(ranks.isfinite() & (ranks >= 1))).nonzero().flatten().tolist()
     if wrong:
-        raise ConfigError(f"ranks must be finite and at least 1; the rank {_named(wrong, None)} is not.")
+        raise ConfigError(f"ranks must be finite and at least 1; the rank {named(wrong, None)} is not.")
     return ranks

@@ -1,0 +1,178 @@
+"""Model + rows -> scores, each row once, and how they were made: retrieval of two towers, accuracy of a classifier.
+
+The same code judges a run during training and in `twinreel eval`. Nothing is substituted: what could not be read is
+named, and scores over fewer videos are given only on request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from twinreel.assembly import Run, evaluation_rows, load_run, pick_device
+from twinreel.data.clip import Batch, Clip
+from twinreel.data.loader import WorkerStart
+from twinreel.distributed import on_main, process_group, together
+from twinreel.errors import ConfigError
+from twinreel.evaluation.classification import evaluate_classification
+from twinreel.evaluation.files import check_result_files, confusion_image, write_confusion, write_predictions
+from twinreel.evaluation.report import Report
+from twinreel.evaluation.retrieval import Gallery, build_gallery, embed_sentences, embed_videos, evaluate_retrieval
+from twinreel.evaluation.views import evaluation_ahead, view_rules
+from twinreel.recipe import EvalSection, Recipe
+from twinreel.tasks import ActionRecognition, Contrastive
+
+__all__ = [
+    "Gallery",
+    "Report",
+    "build_gallery",
+    "confusion_image",
+    "embed_sentences",
+    "embed_videos",
+    "evaluate",
+    "evaluate_classification",
+    "evaluate_retrieval",
+    "evaluate_task",
+    "evaluation_ahead",
+    "view_rules",
+    "write_confusion",
+    "write_predictions",
+]
+
+
+def evaluate_task(
+    model: nn.Module,
+    task: Contrastive | ActionRecognition,
+    rows: Sequence[Clip],
+    section: EvalSection,
+    *,
+    device: torch.device,
+    num_workers: int = 0,
+    worker_start: WorkerStart = "auto",
+    loss_batch_size: int = 32,
+    transform: Callable[[Batch], Batch] | None = None,
+    report: Callable[[int, int], None] | None = None,
+) -> Report:
+    """The evaluation that belongs to a task: `evaluate_retrieval` or `evaluate_classification`.
+
+    Args:
+        model: on the device; it is left in the mode it is in.
+        task: of the model.
+        rows: what to judge on.
+        section: how.
+        device: where the model is.
+        num_workers: reader processes.
+        worker_start: how they are started.
+        loss_batch_size: pairs that a contrastive loss compares at once.
+        transform: changes a batch before it reaches the model, e.g. for an ablation.
+        report: called with (rows done, rows in all).
+    """
+    if isinstance(task, ActionRecognition):
+        return evaluate_classification(
+            model, task, rows, section, device=device, num_workers=num_workers, worker_start=worker_start,
+            transform=transform, report=report,
+        )  # fmt: skip
+    return evaluate_retrieval(
+        model, task, rows, section, device=device, num_workers=num_workers, worker_start=worker_start,
+        loss_batch_size=loss_batch_size, transform=transform, report=report,
+    )  # fmt: skip
+
+
+def evaluate(
+    run: str | Path | Run,
+    *,
+    checkpoint: str | None = None,
+    manifest: str | Sequence[str] | None = None,
+    source: str | None = None,
+    split: str | None = None,
+    root: str | None = None,
+    overrides: Sequence[str] = (),
+    predictions: str | Path | None = None,
+    confusion: str | Path | None = None,
+    report: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Judge a trained run on a manifest or a source; by default on what its recipe names under `eval`.
+
+    Under torchrun the processes share the videos; each gets the same report as one process alone.
+
+    Args:
+        run: a run folder, or a loaded run.
+        checkpoint: `last`, `best`, `step_N`; None = best if there is one, else last.
+        manifest: CSV or JSONL to judge on.
+        source: or a name of SOURCES.
+        split: the split of it; None = all rows that have no split.
+        root: the folder that its paths are relative to.
+        overrides: `eval.num_clips=10` and the like.
+        predictions: of a classifier, a CSV to write: what each row was taken for.
+        confusion: of a classifier, a file to write: which classes are taken for which; .csv, or .png, a picture.
+        report: called with (videos done, videos in all).
+
+    Raises:
+        ConfigError, DataError, CheckpointError, DependencyError: with what to do.
+    """
+    files = [None if path is None else Path(path) for path in (predictions, confusion)]
+    check_result_files(*files)
+    loaded = run if isinstance(run, Run) else load_run(run, checkpoint, overrides)
+    _refuse_files(loaded, *files)
+    asked = {override.partition("=")[0] for override in overrides}
+    split = loaded.recipe.eval.split if split is None and "eval.split" in asked else split
+    root = loaded.recipe.eval.root if root is None and "eval.root" in asked else root
+    section = _section(loaded.recipe, manifest, source, split, root)
+    rows = evaluation_rows(loaded.recipe, section, own_root=manifest is not None or source is not None)
+    device = pick_device(loaded.recipe.train.device)
+    with process_group(device):
+        chosen = on_main(lambda: loaded.checkpoint.name)
+        with together():
+            if chosen != loaded.checkpoint.name:  # a run that still trains has moved `best` in between
+                loaded = load_run(loaded.folder, chosen, overrides)
+        result = evaluate_task(
+            loaded.model.to(device), loaded.task, rows, section, device=device,
+            num_workers=loaded.recipe.data.num_workers, worker_start=loaded.recipe.data.worker_start,
+            loss_batch_size=loaded.recipe.train.global_batch_size,
+            report=report,
+        )  # fmt: skip
+        on_main(lambda: _write_files(result, *files))
+    return result.placed(
+        loaded.recipe, section, f"{loaded.folder.name}/{loaded.checkpoint.name}", averaged=loaded.averaged
+    )
+
+
+def _refuse_files(run: Run, predictions: Path | None, confusion: Path | None) -> None:
+    asked = [name for name, path in (("--predictions", predictions), ("--confusion", confusion)) if path is not None]
+    if not isinstance(run.task, ActionRecognition) and asked:
+        raise ConfigError(
+            f"{' and '.join(asked)}: of a classifier, and {run.folder} is a run of two towers; leave it out"
+        )
+    if isinstance(run.task, ActionRecognition) and run.task.classes.multi_label and confusion is not None:
+        raise ConfigError(
+            f"--confusion needs one label a row, and {run.folder} has task.multi_label=true; leave it out"
+        )
+
+
+def _write_files(report: Report, predictions: Path | None, confusion: Path | None) -> None:
+    if predictions is not None:
+        write_predictions(report, predictions)
+    if confusion is not None:
+        write_confusion(report, confusion)
+
+
+def _section(
+    recipe: Recipe, manifest: str | Sequence[str] | None, source: str | None, split: str | None, root: str | None
+) -> EvalSection:
+    if manifest is not None and source is not None:
+        raise ConfigError("give a manifest (--input) or a source (--source), not both")
+    if manifest is None and source is None:
+        if split is None and recipe.eval.split is None and recipe.eval.source is None and recipe.eval.manifest is None:
+            raise ConfigError(
+                "what shall be evaluated? The recipe names nothing under eval: give --input MANIFEST, "
+                "--source NAME --root DIR, or --split of the training collection"
+            )
+        return recipe.eval.model_copy(
+            update={name: value for name, value in (("split", split), ("root", root)) if value is not None}
+        )
+    kept = {name: getattr(recipe.eval, name) for name in EvalSection.model_fields}
+    names = tuple([manifest] if isinstance(manifest, str) else manifest) if manifest is not None else None
+    return EvalSection(**(kept | {"manifest": names, "source": source, "split": split, "root": root}))
