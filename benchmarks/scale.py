@@ -161,7 +161,7 @@ class Side:
         """Seconds of a training step as the loop does it, of its collectives, and of the monitors after it."""
         parts, began = self.parts, time.perf_counter()
         parts.train_mode()
-        with nullcontext() if exchanged else parts.embedder.no_sync():  # type: ignore[operator]
+        with nullcontext() if exchanged else parts.whole.no_sync():  # type: ignore[operator]
             result = global_gradient(parts, self.recipe, self.batches, 0)
         exchange([result.loss, *[0.0] * (NUM_TOLD - 1)])
         share_buffers(parts.model, parts.norms)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from twinreel.evaluation import evaluate
     from twinreel.models import create_model
     from twinreel.recipe import load_recipe
+    from twinreel.recognition import recognize
     from twinreel.search import embed_collection, predict, search_collection
     from twinreel.training import train
 
@@ -36,6 +37,7 @@ __all__ = [
     "probe",
     "read_clip",
     "read_frames",
+    "recognize",
     "search_collection",
     "train",
 ]
@@ -50,6 +52,7 @@ _HOME = {
     "predict": "search",
     "probe": "data.decode",
     "read_clip": "data.dataset",
+    "recognize": "recognition",
     "read_frames": "data.decode",
     "search_collection": "search",
     "train": "training",

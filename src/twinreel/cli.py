@@ -24,6 +24,9 @@ import typer
 
 from twinreel.cli_bench import bench_app
 from twinreel.cli_data import data_app
+from twinreel.cli_explain import explain_command
+from twinreel.cli_import import import_weights
+from twinreel.cli_import_config import import_config
 from twinreel.errors import ConfigError, TwinreelError
 
 if TYPE_CHECKING:
@@ -454,6 +457,11 @@ def search(
         return
     for answer in answers:
         print(f"{answer.score:7.3f}  {answer.start_seconds:7.2f}-{answer.end_seconds:.2f} s  {answer.video}")
+
+
+app.command("explain")(explain_command)
+app.command("import")(import_weights)
+app.command("import-config")(import_config)
 
 
 def _rows(source: str, root: str | None, split: str | None) -> list[Clip]:

@@ -15,7 +15,7 @@ __all__ = ["import_config"]
 def import_config(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="PySlowFast's YAML")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY VALUE]...", help="e.g. SOLVER.BASE_LR 0.05 NUM_SHARDS 4")
+        list[str] | None, typer.Argument(metavar="KEY VALUE", help="e.g. SOLVER.BASE_LR 0.05 NUM_SHARDS 4")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="the recipe's file; without it the recipe is printed")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs: recipe and account")] = False,

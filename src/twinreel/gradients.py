@@ -1,9 +1,9 @@
 """One step's gradient: that of the mean loss over the global batch, whatever the processes and micro-batches.
 
-Every process runs the model on its own clips; the outputs (embeddings, logits) and what the loss must know of them
-are gathered; every process computes the share of the loss that its own clips have. The shares add up to the loss, and so
-do their gradients: the gather adds up what all processes want of an output, and DistributedDataParallel, which averages,
-gets shares that are multiplied by the number of processes.
+Every process runs the model on its own clips; the outputs (embeddings, logits) and what the loss must know of them are
+gathered; every process computes the share of the loss that its own clips have. The shares add up to the loss, and so
+do their gradients: the gather adds up what all processes want of an output, and DistributedDataParallel, which
+averages, gets shares that are multiplied by the number of processes.
 
 With `train.cached_negatives` embeddings of all micro-batches are made first without a graph, the loss of the global
 batch is taken on them, and then each micro-batch is embedded again with its part of the gradient (Gao et al., "Scaling
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from twinreel.data.augment import RandAugment, rand_augment, random_erasing
+from twinreel.data.augment import RandAugment, own_transform, rand_augment, random_erasing
 from twinreel.data.clip import Batch
 from twinreel.data.plan import keyed_seed
 from twinreel.data.transforms import network_input
@@ -203,10 +203,14 @@ class GradientStep:
         preprocessing: Any = self.parts.model.preprocessing
         data, seed, device = self.recipe.data, self.recipe.train.seed, self.parts.device
         epoch = self.step // self.parts.plan.steps_per_epoch
-        if data.rand_augment is not None:
+        if data.rand_augment is not None or data.transform is not None:
             frames = batch.frames.to(device, non_blocking=True)
-            rule = RandAugment.of(data.rand_augment)
-            batch = replace(batch, frames=rand_augment(frames, batch.ids, seed=seed, epoch=epoch, rule=rule))
+            if data.rand_augment is not None:
+                rule = RandAugment.of(data.rand_augment)
+                frames = rand_augment(frames, batch.ids, seed=seed, epoch=epoch, rule=rule)
+            if data.transform is not None:
+                frames = own_transform(data.transform, frames, batch.ids, seed=seed, epoch=epoch)
+            batch = replace(batch, frames=frames)
         video = network_input(batch, preprocessing, device)
         if data.random_erasing > 0:
             video = random_erasing(video, batch.ids, seed=seed, epoch=epoch, probability=data.random_erasing)

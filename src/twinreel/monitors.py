@@ -257,8 +257,8 @@ class Monitor:
         return (
             f"the loss is stuck at chance: {mean:.4g} over the last {NUM_LOSSES} log lines at step {step}, and "
             f"{self.chance_loss:.4g} is what a model gets to which all pairs or classes look alike; change "
-            "optim.learning_rate (first 10 times lower), raise optim.warmup_steps, start from model.weights, and look with "
-            "`twinreel check` whether captions or labels fit their clips"
+            "optim.learning_rate (first 10 times lower), raise optim.warmup_steps, start from model.weights, and look "
+            "with `twinreel check` whether captions or labels fit their clips"
         )
 
     def _waiting(self, seen: Numbers) -> str | None:

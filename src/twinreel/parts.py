@@ -36,7 +36,7 @@ from twinreel.data.plan import Plan, Shares
 from twinreel.data.tables import did_you_mean
 from twinreel.distributed import alike, gather_objects, together, world
 from twinreel.errors import CheckpointError, ConfigError, DataError
-from twinreel.evaluation import build_gallery, view_rules
+from twinreel.evaluation import build_gallery, class_measures, view_rules
 from twinreel.models.preferred import preferred
 from twinreel.models.training_modes import apply_batch_norm, batch_norms, checkpoint_activations
 from twinreel.optim import Schedule, WeightAverage, build_optimizer, build_schedule, freeze, parameter_groups
@@ -291,6 +291,11 @@ def _check_evaluation_rows(recipe: Recipe, task: Task, rows: Sequence[Clip]) -> 
             )
     else:
         task.classes.check(rows, "evaluation")
+        if recipe.best_metric not in class_measures(task):
+            raise ConfigError(
+                f"eval.best_metric={recipe.best_metric}: with {len(task.classes)} classes there are "
+                f"{', '.join(class_measures(task))}"
+            )
     missing = missing_videos(rows)
     if missing and not recipe.eval.allow_missing:
         raise DataError(

@@ -162,6 +162,9 @@ class DataSection(_OpenSection):
         None,
         description="{num_ops: 4, magnitude: 7}: random changes, the same in all frames of a clip; extra `augment`",
     )
+    transform: Annotated[str, Field(pattern=":")] | None = Field(
+        None, description="your own package.module:function of the frames of a training batch, see docs/own-actions.md"
+    )
     random_erasing: Fraction = Field(0.0, description="probability of a box filled with noise, the same in all frames")
     num_workers: Annotated[int, Field(ge=0)] = Field(2, description="reader processes")
     worker_start: Literal["auto", "fork", "spawn", "forkserver"] = Field(
@@ -376,6 +379,12 @@ class Recipe(_Section):
             given |= {"train.cached_negatives": self.train.cached_negatives, "model.vocabulary": self.model.vocabulary}
             given |= {"eval.merge_equal_captions": judged.merge_equal_captions}
         problems = [f"{name} goes with task.name={other}; leave it out" for name, value in given.items() if value]
+        activation = self.model.options.get("head_activation")
+        wrong = "softmax" if task.multi_label else "sigmoid"
+        if not contrastive and activation == wrong:
+            problems.append(
+                f"model.head_activation={wrong} does not go with task.multi_label={str(task.multi_label).lower()}"
+            )
         if best is not None and ("/" in best) != contrastive:
             problems.append(f"eval.best_metric={best} is none of task.name={task.name}; leave it out")
         elif best is not None and not contrastive and (best == "mean_average_precision") != task.multi_label:
@@ -450,7 +459,7 @@ def build_recipe(tree: Tree) -> Recipe:
         "model.preprocessing": PreprocessingSection,
     }
     known = {"": list(Recipe.model_fields)} | {name: list(cls.model_fields) for name, cls in sections.items()}
-    _fill_loss(tree)
+    _fill_class_keys(tree)
     for section, key, choices in _named(tree.values):
         chosen = _choose(tree, section, key, choices)
         if chosen is not None:
@@ -462,6 +471,7 @@ def build_recipe(tree: Tree) -> Recipe:
             open_ended |= section == "model" and isinstance(values.get("weights"), str)
             values.update({name: checked[name] for name in free if name in checked} if open_ended else checked)
     _check_manifest(tree)
+    _check_transform(tree)
     recipe = validate(tree, Recipe, known)
     return _with_whole_preprocessing(recipe)
 
@@ -489,11 +499,16 @@ def _task_name(values: Mapping[str, Any]) -> Any:
     return task.get("name", "contrastive") if isinstance(task, dict) else "contrastive"
 
 
-def _fill_loss(tree: Tree) -> None:
-    """A classifier's own loss where none is named, so that a resolved recipe says it."""
+def _fill_class_keys(tree: Tree) -> None:
+    """A classifier's own loss and activation where none is named, so that a resolved recipe says them."""
     task = tree.values.get("task")
-    if _task_name(tree.values) == "action_recognition" and isinstance(task, dict) and task.get("loss") is None:
-        task["loss"] = "binary_cross_entropy" if task.get("multi_label") else "cross_entropy"
+    if _task_name(tree.values) != "action_recognition" or not isinstance(task, dict):
+        return
+    several, model = bool(task.get("multi_label")), tree.values.get("model")
+    if task.get("loss") is None:
+        task["loss"] = "binary_cross_entropy" if several else "cross_entropy"
+    if several and isinstance(model, dict) and ":" not in str(model.get("name")):
+        model.setdefault("head_activation", "sigmoid")
 
 
 def _named(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Callable[..., Any]]]]:
@@ -549,6 +564,15 @@ def _check_manifest(tree: Tree) -> None:
                 f"{section}.manifest",
                 f"{section}.manifest goes with {section}.source: manifest, not with {source!r}; leave one out",
             )
+
+
+def _check_transform(tree: Tree) -> None:
+    name = _section_value(tree, "data", "transform")
+    if isinstance(name, str) and ":" in name:
+        try:
+            import_function(name, "data.transform")
+        except ConfigError as error:
+            tree.problem("data.transform", str(error))
 
 
 def list_recipes() -> list[str]:

@@ -78,6 +78,7 @@ def test_a_pyth_whose_configuration_says_which_model(x3d: State, tmp_path: Path,
     assert equal(model, x3d)
     assert (model.head_activation, model.preprocessing.mean) == ("sigmoid", (0.5, 0.5, 0.5))
     assert (model.preprocessing.num_frames, model.preprocessing.frame_stride) == (16, 5)
+    assert model.imported_options == {"dropout": 0.4, "head_activation": "sigmoid"}  # for whoever builds it again
     other: Any = create_model("x3d_m", weights=out, head_activation="softmax", preprocessing={"num_frames": 8})
     assert (other.head_activation, other.preprocessing.num_frames) == ("softmax", 8)
     assert other.preprocessing.mean == (0.5, 0.5, 0.5)
@@ -89,6 +90,21 @@ def test_a_pyth_whose_configuration_says_which_model(x3d: State, tmp_path: Path,
     assert "was imported as x3d_m; here it starts a x3d_s" in caplog.text
     with pytest.raises(ConfigError, match=r"num_classes is 400 in the weights, but 6 was asked for.*backbone"):
         create_model("x3d_m", weights=out, num_classes=6)
+
+
+def test_the_form_of_non_local_blocks_goes_with_the_backbone(tmp_path: Path):
+    torch.save(
+        {
+            "model_state": state_of("i3d_nln_8x8_r50", num_classes=400),
+            "cfg": "MODEL: {ARCH: i3d, HEAD_ACT: none}\nNONLOCAL: {LOCATION: [[[1]]], INSTANTIATION: dot_product}",
+        },
+        tmp_path / "a.pyth",
+    )
+    command(tmp_path / "a.pyth")
+    model: Any = create_model(
+        "i3d_nln_8x8_r50", weights=tmp_path / "a.safetensors", weights_scope="backbone", num_classes=3
+    )
+    assert model.imported_options == {"non_local": "dot_product"} and model.head_activation == "softmax"
 
 
 def test_caffe2_by_keys_and_shapes_alone(tmp_path: Path):

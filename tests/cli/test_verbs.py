@@ -247,7 +247,7 @@ def test_a_killed_run_goes_on_and_equals_an_undisturbed_one(trained, own_towers,
 
 def test_eval_prints_both_directions_and_the_protocol(trained):
     outcome = twinreel("eval", trained.run)
-    assert outcome.code == 0 and outcome.err == "embedding 6/6 videos\n"
+    assert outcome.code == 0 and outcome.err == "judging 6/6 videos\n"
     for words in (*PROTOCOL, f"checkpoint: run/{(trained.run / 'checkpoints' / 'best').resolve().name}"):
         assert words in outcome.out.splitlines(), words
     report = json.loads(twinreel("eval", trained.run, "--json").out)

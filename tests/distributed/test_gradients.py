@@ -70,8 +70,8 @@ def parts_of(case, shares, *, dtype=torch.float64, dropout=0.0, learn_temperatur
     return Parts(
         rows=[], rows_digest="", eval_rows=[], missing=[], caption_faults=[],
         plan=Plan(num_rows=G, seed=0, global_batch_size=G),
-        shares=shares, total_steps=1, schedule=Schedule(total_steps=1), model=model, task=task, whole=_wrapped(whole), idle=[],
-        norms=[], average=None, optimizer=optimizer, scaler=torch.amp.GradScaler("cpu", enabled=False),
+        shares=shares, total_steps=1, schedule=Schedule(total_steps=1), model=model, task=task, whole=_wrapped(whole),
+        idle=[], norms=[], average=None, optimizer=optimizer, scaler=torch.amp.GradScaler("cpu", enabled=False),
         device=torch.device("cpu"), description={},
     )  # fmt: skip
 

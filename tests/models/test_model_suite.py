@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from twinreel.errors import ConfigError
-from twinreel.models import MODELS, TwoTowers, create_model
+from twinreel.models import TOWERS, TwoTowers, create_model
 from twinreel.text import Vocabulary
 
 WORDS = Vocabulary(tuple(f"word{i}" for i in range(20)))
@@ -40,7 +40,7 @@ def video(batch: int = 2, size: int = 32, frames: int = 8) -> Tensor:
     return torch.rand(batch, 3, frames, size, size, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_shapes(name: str):
     model = build(name)
     assert not model.training
@@ -58,7 +58,7 @@ def test_shapes(name: str):
     assert torch.equal(both[0], embeddings) and torch.equal(both[1], texts)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TOWERS)
 @pytest.mark.parametrize(("size", "frames"), [(32, 16), (33, 5)])
 def test_segments_are_the_heads_view_of_each_temporal_position(name: str, size: int, frames: int):
     model = build(name).double()
@@ -80,7 +80,7 @@ def test_segments_are_the_heads_view_of_each_temporal_position(name: str, size: 
         model.encode_video(clips[0], segments=True)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TOWERS)
 @pytest.mark.parametrize("text_tower", TEXT_TOWERS)
 def test_gradients_reach_every_trainable_parameter(name: str, text_tower: str):
     model = build(name, text_tower=text_tower).train()
@@ -94,7 +94,7 @@ def test_gradients_reach_every_trainable_parameter(name: str, text_tower: str):
     assert without == []
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TOWERS)
 @pytest.mark.parametrize("text_tower", TEXT_TOWERS)
 def test_state_dict_round_trip(name: str, text_tower: str):
     model = build(name, text_tower=text_tower)
@@ -108,7 +108,7 @@ def test_state_dict_round_trip(name: str, text_tower: str):
         assert torch.equal(again.encode_text(CAPTIONS), model.encode_text(CAPTIONS))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TOWERS)
 @pytest.mark.parametrize("text_tower", TEXT_TOWERS)
 def test_in_eval_mode_a_row_does_not_depend_on_its_batch(name: str, text_tower: str):
     model = build(name, text_tower=text_tower).double()
@@ -122,7 +122,7 @@ def test_in_eval_mode_a_row_does_not_depend_on_its_batch(name: str, text_tower: 
     torch.testing.assert_close(texts, texts_apart, **DOUBLE)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_channels_last_gives_the_same(name: str):
     model = build(name).double()
     clips = video().double()
@@ -133,7 +133,7 @@ def test_channels_last_gives_the_same(name: str):
     torch.testing.assert_close(last, plain, **DOUBLE)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_motion_matters(name: str):
     """Time reversed is another video: no model is blind to the order of frames."""
     model = build(name)
@@ -142,7 +142,7 @@ def test_motion_matters(name: str):
     assert (forward - backward).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_the_stated_preprocessing_fits_the_network(name: str):
     model = build(name)
     rules = model.preprocessing
@@ -151,10 +151,10 @@ def test_the_stated_preprocessing_fits_the_network(name: str):
         assert model.encode_video(rules.normalize(frames)).shape == (1, 24)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_the_signature_is_a_schema_of_plain_types(name: str):
-    hints = typing.get_type_hints(MODELS[name])
-    for option, parameter in inspect.signature(MODELS[name]).parameters.items():
+    hints = typing.get_type_hints(TOWERS[name])
+    for option, parameter in inspect.signature(TOWERS[name]).parameters.items():
         assert parameter.kind is parameter.KEYWORD_ONLY and parameter.default is not parameter.empty
         if option not in ("vocabulary", "preprocessing"):
             parts = typing.get_args(hints[option]) or (hints[option],)
@@ -170,13 +170,13 @@ def test_the_signature_is_a_schema_of_plain_types(name: str):
         (torch.zeros(1, 3, 0, 32, 32), "at least one frame and one pixel"),
     ],
 )
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_wrong_videos_are_named(name: str, bad: Tensor, words: str):
     with pytest.raises(ConfigError, match=words):
         build(name).encode_video(bad)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TOWERS)
 def test_an_input_too_small_to_train_on_is_refused_and_the_next_larger_one_trains(name: str):
     model = build(name).train()
     with pytest.raises(ConfigError, match="too small to train on: its last layers see one value per channel"):
@@ -187,9 +187,9 @@ def test_an_input_too_small_to_train_on_is_refused_and_the_next_larger_one_train
 
 
 def test_sizes_in_the_docstrings():
-    counts = {name: sum(p.numel() for p in create_model(name).video_tower.parameters()) for name in MODELS}
+    counts = {name: sum(p.numel() for p in create_model(name).video_tower.parameters()) for name in TOWERS}
     for name, count in counts.items():
-        assert f"{count / 1e6:.1f} million parameters" in str(MODELS[name].__doc__), (name, count)
+        assert f"{count / 1e6:.1f} million parameters" in str(TOWERS[name].__doc__), (name, count)
 
 
 def test_space_to_depth_needs_even_sizes():

@@ -372,6 +372,12 @@ def run(name: str, clips: Tensor, train: bool = False, **options: Any) -> None:
             "that it averages, those of 16 frames of 64 x 64; use longer or larger clips, or set num_frames and crop",
         ),
         ("i3d_nln", video(2, 32, 6), {}, "gives the head 3 x 1 x 1 positions, fewer than the 4 x 1 x 1"),
+        (
+            "i3d_nln",
+            video(2, 32, 1),
+            {"preprocessing": RULES.replace(num_frames=1)},
+            "gives the head 0 x 1 x 1 positions, fewer than the 1 x 1 x 1",
+        ),
         ("slow", video(2, 16), {"train_crop_size": 64}, "those of 8 frames of 64 x 64"),
         (
             "i3d_nln",

@@ -166,7 +166,7 @@ def test_names_beside_the_allowed_ones(tmp_path: Path, code: bytes):
 
 def test_arrays_of_objects_and_damaged_pickles(tmp_path: Path):
     (tmp_path / "a.pkl").write_bytes(pickle.dumps({"blobs": {"conv1_w": np.array([{}])}}, protocol=2))
-    with pytest.raises(CheckpointError, match="not a readable file of weights"):
+    with pytest.raises(CheckpointError, match=r"not a readable file of weights .*: an array of object, which holds no"):
         read_weights(tmp_path / "a.pkl")
     (tmp_path / "a.pkl").write_bytes(b"(dS'blobs'\nc_codecs\nencode\n(S'a'\nS'zip'\ntRs.")  # no other codec is run
     with pytest.raises(CheckpointError, match="bytes written as zip"):

@@ -387,6 +387,22 @@ def test_weights_of_another_size_are_interpolated(frames: int, crop: int, caplog
         assert large.eval()(video(1, frames, crop)).isfinite().all()
 
 
+@pytest.mark.parametrize(("frames", "crop"), [(16, 112), (8, 160)])
+def test_weights_of_8_frames_of_112_load_for_more(frames: int, crop: int, caplog: pytest.LogCaptureFixture):  # B057
+    def tiny(frames: int, crop: int) -> MViT:
+        return MViT(preprocessing=reads(frames, crop), num_classes=5, width=8, depth=3, widen_at=(1,)).eval()
+
+    trained, model = tiny(8, 112), tiny(frames, crop)
+    with caplog.at_level(logging.INFO, logger="twinreel"):
+        report = load_weights(model, trained.state_dict())
+    assert report.parameter_share == 1.0 and report.kept == ()
+    assert f"weights are for about 8 frames of 112 x 112, the model reads {frames} frames of {crop}" in caplog.text
+    with torch.no_grad():
+        assert model(video(1, frames, crop)).isfinite().all()
+        model.preprocessing = trained.preprocessing  # and back again
+        assert model(video(1, 8, 112)).isfinite().all()
+
+
 def test_what_fits_is_left_alone():
     model = build("mvit")
     given = model.state_dict()

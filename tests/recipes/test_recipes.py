@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from cli.command_line import twinreel
 from twinreel.assembly import load_model
 from twinreel.config import import_function
+from twinreel.data.sources import generated
 from twinreel.recipe import _find, list_recipes, load_recipe, recipe_header
 
 # What makes a model small and quick. A model that is not here stops the test until it is.
@@ -28,9 +29,36 @@ TWO_STEPS = (
 )  # fmt: skip
 
 
+# Classifiers are not shrunk but run on small clips; those with tens of millions of parameters are heavy.
+CLASSIFIED = {
+    "mvitv2_s_16x4": 4, "slow_8x8_r50": 4, "slowfast_4x16_r50": 8, "slowfast_8x8_r50": 8, "slowfast_small": 8,
+    "i3d_8x8_r50": 4, "x3d_m": 4, "x3d_s": 4,
+}  # fmt: skip
+LIGHT = ("slowfast_small", "x3d_s")
+
+
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory):
     return tmp_path_factory.mktemp("videos")
+
+
+@pytest.fixture(scope="module")
+def labeled(tmp_path_factory):
+    """Videos, and a manifest of two classes for each split."""
+    folder = tmp_path_factory.mktemp("labeled")
+    for split in ("train", "test"):
+        rows = generated.rows(folder, split, num_videos=8, num_test_videos=4)
+        lines = [f"{row.video},{'ab'[i % 2]}" for i, row in enumerate(rows)]
+        (folder / f"{split}.csv").write_text("\n".join(["path,label", *lines]) + "\n")
+    return folder
+
+
+def task_of(name):
+    return yaml.safe_load(source(name)).get("task", {}).get("name", "contrastive")
+
+
+TWO_TOWERS = [name for name in list_recipes() if "contrastive" in _find(name).read_text(encoding="utf-8")]
+CLASSIFYING = [name for name in list_recipes() if name not in TWO_TOWERS]
 
 
 def source(name):
@@ -39,6 +67,10 @@ def source(name):
 
 def commands(name):
     """The arguments of the `twinreel train` commands in the header of a recipe."""
+    return [words for words in header_lines(name) if words[0] == "train"]
+
+
+def header_lines(name):
     header = re.match(r"(#.*\n)+", source(name)).group()
     lines = [line.removeprefix("#").strip() for line in header.splitlines()]
     return [
@@ -56,6 +88,10 @@ def test_the_header_says_what_it_is_and_its_command_runs(name):
         at = arguments.index("--out")
         assert len(arguments) == at + 2
         load_recipe(recipe, arguments[:at])  # every key is right and nothing is missing
+    for verb, run, *arguments in header_lines(name):
+        if verb == "eval":
+            assert run in " ".join(commands(name)[0])
+            load_recipe(name, [word for word in arguments if "=" in word])
 
 
 @pytest.mark.parametrize("name", list_recipes())
@@ -88,7 +124,37 @@ def test_a_recipe_can_be_copied_before_there_is_a_manifest():
         assert twinreel("show", name).code == 0, name
 
 
-@pytest.mark.parametrize("name", list_recipes())
+def is_heavy(name):
+    return yaml.safe_load(_find(name).read_text(encoding="utf-8"))["model"]["name"] not in LIGHT
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if is_heavy(name) else ()) for name in CLASSIFYING]
+)
+def test_two_steps_of_a_classifier(name, labeled, tmp_path):
+    assert task_of(name) == "action_recognition"
+    model = yaml.safe_load(source(name))["model"]["name"]
+    assert model in CLASSIFIED, f"{model}: say in CLASSIFIED how many frames it takes at least"
+    small = f"{{num_frames: {CLASSIFIED[model]}, frame_rate: 8.0, crop_size: 64, short_side: 64}}"
+    short_side = [] if load_recipe(name).data.short_side is None else ["data.short_side=[64, 72]"]
+    outcome = twinreel(
+        "train", name, "data.source=manifest", f"data.manifest={labeled / 'train.csv'}", "data.split=null",
+        "data.num_workers=0", f"model.preprocessing={small}", "model.weights=null", "model.weights_scope=all",
+        "data.rand_augment=null", *short_side, "train.num_epochs=null", "train.num_steps=2",
+        "train.global_batch_size=4", "train.micro_batch_size=4", "train.precise_bn_batches=0", "train.log_every=1",
+        "train.device=cpu", "optim.warmup_epochs=null", "optim.warmup_steps=1", f"eval.manifest={labeled / 'test.csv'}", "eval.split=null",
+        "eval.num_clips=1", "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome
+    assert "done: 2 steps" in outcome.err and "evaluated: 4/4 videos" in outcome.out
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["kind"] == "train"]
+    assert len(losses) == 2 and all(0 < loss < 20 for loss in losses)
+    weights = load_file(tmp_path / "run" / "checkpoints" / "last" / "weights.safetensors")
+    assert weights.keys() == load_model(tmp_path / "run").state_dict().keys()
+
+
+@pytest.mark.parametrize("name", TWO_TOWERS)
 def test_two_steps_with_a_shrunken_model(name, videos, tmp_path):
     model = load_recipe(name, [item for item in commands(name)[0] if "=" in item]).model.name
     assert model in SHRUNK, f"{model}: say in SHRUNK how it becomes small"

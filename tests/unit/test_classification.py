@@ -17,6 +17,7 @@ from twinreel.data.clip import Clip
 from twinreel.data.dataset import ViewRules
 from twinreel.errors import ConfigError, DataError, DependencyError
 from twinreel.evaluation import (
+    class_measures,
     confusion_image,
     evaluate_classification,
     evaluate_task,
@@ -147,6 +148,16 @@ def test_the_loss_is_that_of_the_combined_scores(grey):
                           batch_size=4).values  # fmt: skip
     expected = -scores[range(6), range(6)].log().mean()
     assert report.metrics["loss"] == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize("num_classes", [1, 3, 6])
+def test_what_can_be_a_best_metric_is_what_is_measured(grey, num_classes):  # B078
+    one = task(names=NAMES[:num_classes])
+    listed, section = rows(grey, range(num_classes)), EvalSection(num_clips=1)
+    report = evaluate_classification(Brightness(num_classes), one, listed, section, device=CPU)
+    assert class_measures(one) == tuple(name for name in report.metrics if "/" not in name and name != "loss")
+    several_labels = judge(Brightness(head_activation="sigmoid"), several(grey), multi_label=True)
+    assert class_measures(task(True)) == tuple(name for name in list(several_labels.metrics)[:1])
 
 
 def test_a_head_without_activation_has_no_loss(grey):

@@ -64,8 +64,9 @@ def test_a_skipped_step_does_not_move_the_schedule(tmp_path, videos, monkeypatch
     lines = records(run)
     skipped = [line["skipped_steps"] for line in lines]
     assert skipped[8] < skipped[9] == skipped[11] < 8
+    schedule = Schedule(total_steps=12, warmup_steps=2)
     assert [line["learning_rate"] for line in lines] == [
-        2e-3 * Schedule(total_steps=12, warmup_steps=2).factor(step - before) for step, before in enumerate([0, *skipped[:-1]])
+        2e-3 * schedule.factor(step - before) for step, before in enumerate([0, *skipped[:-1]])
     ]
     assert lines[9]["learning_rate"] == lines[10]["learning_rate"] != lines[11]["learning_rate"]
     for averaged in (False, True):

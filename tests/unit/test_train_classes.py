@@ -89,7 +89,9 @@ def test_replay_takes_a_mixed_step_apart(videos, tmp_path):
 
 def test_precise_statistics_are_those_of_the_batches(videos, tmp_path):
     """Of a first layer: the mean over the next batches, whatever the running statistics were."""
-    plain = train(class_recipe(videos, "train.num_steps=2", "optim.warmup_steps=1"), tmp_path / "plain", quiet=True)
+    short = ("train.num_steps=2", "optim.warmup_steps=1")
+    recipe = class_recipe(videos, *short, "train.precise_bn_batches=3")
+    plain = train(class_recipe(videos, *short), tmp_path / "plain", quiet=True)
     train(
         class_recipe(videos, "train.num_steps=2", "optim.warmup_steps=1", "train.precise_bn_batches=3"),
         tmp_path / "precise",
@@ -101,7 +103,6 @@ def test_precise_statistics_are_those_of_the_batches(videos, tmp_path):
     mean, variance = other["body.1.running_mean"], other["body.1.running_var"]
     assert not torch.allclose(one["body.1.running_mean"], mean)
 
-    recipe = class_recipe(videos, "train.num_steps=2", "optim.warmup_steps=1", "train.precise_bn_batches=3")
     parts = build_parts(recipe, torch.device("cpu"), find_checkpoint(tmp_path / "plain")[0])
     assert training_rules(recipe, parts.model).num_candidates == 0
     means, squares, variances = [], [], []

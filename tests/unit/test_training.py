@@ -9,7 +9,7 @@ from small_runs import CPU, assert_same, assert_same_runs, be_killed, in_step, o
 from torch import nn
 
 from twinreel import training
-from twinreel.assembly import build_model, load_model, load_run, training_rows
+from twinreel.assembly import build_model, build_task, load_model, load_run, training_rows
 from twinreel.checkpoint import find_checkpoint, load_training_state
 from twinreel.data.captions import collection_captions
 from twinreel.data.dataset import ClipDataset

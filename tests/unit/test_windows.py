@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from twinreel.data.clip import Clip
+from twinreel.data.dataset import read_views
 from twinreel.data.storage import open_video
 from twinreel.data.windows import check_stride, cover_frames, cover_row, see_windows
 from twinreel.errors import ConfigError, DataError
@@ -86,6 +87,25 @@ def test_the_model_sees_the_frames_of_each_window(tmp_path, preprocessing, at_on
         assert len(result.windows) == len(result.values)
     assert [result.repeated_frames for result in results] == [0, 1]
     assert results[1].windows[0][:2] == (0.0, pytest.approx(0.5))
+
+
+def test_a_row_whose_last_windows_fail_is_a_fault_and_gives_nothing(tmp_path, monkeypatch):
+    paths = [make_video(tmp_path / f"{i}.mp4", num_frames=33, frame_rate=10, size=(48, 48)) for i in range(2)]
+    listed, faults = [row(path) for path in paths], []
+
+    def failing(piece, preprocessing, times):
+        if piece.video == listed[0].video and times(0, 9)[0][0] > 1:
+            raise DataError(f"{piece.video}: damaged at the end")
+        return read_views(piece, preprocessing, times)
+
+    monkeypatch.setattr("twinreel.data.windows.read_views", failing)
+    results = list(see_windows(listed, SECONDS, lambda video: video[:, 0, 0, 0, 0], faults, device=CPU, at_once=2))
+    assert [result.row for result in results] == listed[1:] and len(results[0].values) == 5
+    assert [(fault.id, fault.reason) for fault in faults] == [(listed[0].id, f"{paths[0]}: damaged at the end")]
+
+
+def test_a_step_shorter_than_a_frame_begins_a_window_at_each():
+    assert cover_frames([0.0, 0.1, 0.2, 0.3], range(4), 2, 2, 1e-12) == [0, 1, 2]
 
 
 def test_what_cannot_be_covered_is_said(tmp_path):

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twinreel.config import nearest
+from twinreel.config import import_function, nearest
 from twinreel.data.plan import keyed_rng, keyed_seed
 from twinreel.errors import ConfigError, DependencyError
 
-__all__ = ["OPERATIONS", "RandAugment", "check_augment", "rand_augment", "random_erasing"]
+__all__ = ["OPERATIONS", "RandAugment", "check_augment", "own_transform", "rand_augment", "random_erasing"]
 
 HIGHEST_MAGNITUDE = 10.0
 FILL = 128 / 255  # what comes in from outside a frame
@@ -143,6 +143,31 @@ def random_erasing(video: Tensor, ids: Sequence[str], *, seed: int, epoch: int, 
             generator = torch.Generator().manual_seed(keyed_seed(seed, epoch, sample_id, "erase noise", view))
             part.copy_(torch.randn(part.shape, generator=generator))
     return video
+
+
+def own_transform(name: str, frames: Tensor, ids: Sequence[str], *, seed: int, epoch: int) -> Tensor:
+    """Clips changed by a user's function, called as `function(frames, seeds=[...])`.
+
+    Args:
+        name: `package.module:function`.
+        frames: uint8 (B, T, H, W, 3), before they are mirrored and normalized; on the training device.
+        ids: of the samples, as in `rand_augment`.
+        seed: of the run.
+        epoch: in which the samples were drawn.
+
+    Returns:
+        What it returned: uint8 (B, T, H, W, 3). It gets a number for each clip to draw its random numbers from, so that
+        a resumed run changes clips alike.
+
+    Raises:
+        ConfigError: it returned another kind or shape.
+    """
+    seeds = [keyed_seed(seed, epoch, sample_id, "transform", view) for sample_id, view in _views(ids)]
+    changed = import_function(name, "data.transform")(frames, seeds=seeds)
+    if not isinstance(changed, Tensor) or changed.shape != frames.shape or changed.dtype != torch.uint8:
+        got = f"{changed.dtype} {tuple(changed.shape)}" if isinstance(changed, Tensor) else type(changed).__name__
+        raise ConfigError(f"data.transform={name} returned {got}; it must return uint8 {tuple(frames.shape)}")
+    return changed
 
 
 def _draw_box(

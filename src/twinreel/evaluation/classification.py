@@ -1,7 +1,8 @@
 """A classifier on rows with labels: scores of all views, each once, combined by row -> accuracies or mAP.
 
 The scores of a view are the head's activation at every pooled position, averaged (see models/classifier.py). They are
-combined by row in float64, so that neither the batch size nor the number of processes decides a rank.
+combined by row in float64. The number of processes changes no bit of them; another batch size may change the last one
+of a view's float32 scores, because a convolution picks another kernel.
 """
 
 from __future__ import annotations
@@ -31,9 +32,17 @@ from twinreel.evaluation.views import (
 from twinreel.recipe import EvalSection
 from twinreel.tasks import ActionRecognition
 
-__all__ = ["evaluate_classification", "score_videos"]
+__all__ = ["class_measures", "evaluate_classification", "score_videos"]
 
-TOP = 5  # classes of a row that are kept
+TOP = 5  # classes of a row that are looked at
+
+
+def class_measures(task: ActionRecognition) -> tuple[str, ...]:
+    """The scores that `evaluate_classification` gives for a task, larger is better: by which a best one is chosen."""
+    if task.classes.multi_label:
+        return ("mean_average_precision",)
+    ks = dict.fromkeys(min(k, len(task.classes)) for k in (1, TOP))
+    return (*(f"top_{k}_accuracy" for k in ks), "mean_class_accuracy")
 
 
 def score_videos(
@@ -153,7 +162,7 @@ def _judge(
 def _accuracies(scores: Tensor, labels: Tensor, per_class: dict[int, float], ids: Sequence[str]) -> dict[str, float]:
     """Accuracies, and beside them those of a guess among all classes and of naming the largest class always."""
     num_classes = scores.shape[1]
-    found = metrics.top_k_accuracies(scores, labels, ids=ids)
+    found = metrics.top_k_accuracies(scores, labels, ks=(1, TOP), ids=ids)
     largest = int(labels.bincount().max()) / len(labels)
     chance = {f"chance/{name}": int(name.split("_")[1]) / num_classes for name in found}
     mean = sum(per_class.values()) / len(per_class)

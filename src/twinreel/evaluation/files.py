@@ -49,7 +49,7 @@ def check_result_files(predictions: Path | None, confusion: Path | None) -> None
         if path.is_dir():
             raise ConfigError(f"{option} {path} is a folder; name a file in it")
     if confusion is not None and confusion.suffix.lower() == ".png":
-        _pyplot()
+        _matplotlib_figure()
 
 
 def write_predictions(report: Report, path: Path) -> None:
@@ -173,7 +173,7 @@ def _write_counts(draw: ImageDraw.ImageDraw, matrix: Tensor, margin: int, cell: 
                 draw.text(place, str(count), fill=color, font=font, anchor="mm")
 
 
-def _pyplot() -> Any:
+def _matplotlib_figure() -> Any:
     try:
         figure = importlib.import_module("matplotlib.figure")
     except ImportError as error:
@@ -186,7 +186,7 @@ def _pyplot() -> Any:
 def _draw_figure(matrix: Tensor, names: Sequence[str], path: Path) -> None:
     count = len(matrix)
     side = min(30.0, 3.0 + 0.3 * count)  # inches
-    figure = _pyplot().Figure(figsize=(side, side), layout="constrained")
+    figure = _matplotlib_figure().Figure(figsize=(side, side), layout="constrained")
     axes = figure.subplots()
     drawn = axes.imshow(_shares(matrix).numpy(), cmap="Blues", vmin=0.0, vmax=1.0)
     shown = _names(names, count)

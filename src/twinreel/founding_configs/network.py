@@ -155,7 +155,7 @@ def choose_network(draft: Draft) -> str | None:
     best = min(candidates, key=lambda network: _distance(draft, network, non_local))
     wrong = _mismatches(draft, best)
     for key in wrong:
-        values = dict.fromkeys(short(network.needs[key]) for network in candidates)
+        values = dict.fromkeys(short(network.needs[key]) for network in candidates if key in network.needs)
         others = f"; those of MODEL.ARCH={arch} have {' or '.join(values)}" if len(values) > 1 else ""
         nobody = "" if key in draft.settings else " (its default, as it is not in the file)"
         draft.refuse(

@@ -65,6 +65,7 @@ CLASSIFIERS: dict[str, Callable[..., nn.Module]] = {
 }
 MODELS: dict[str, Callable[..., nn.Module]] = {**CLASSIFIERS, **TOWERS}
 
+BACKBONE_OPTIONS = ("non_local",)  # those of an imported file that change what its backbone computes
 GIVEN = ("vocabulary", "preprocessing", "num_classes")  # not options: create_model passes them itself
 
 _log = logging.getLogger(__name__)
@@ -82,7 +83,9 @@ def create_model(
 ) -> nn.Module:
     """A model by name, in eval mode, on the CPU: two towers, or a classifier.
 
-    Sizes (embedding_size, the word table, space_to_depth, ...) are read from the weights where they are given.
+    Sizes (embedding_size, the word table, space_to_depth, ...) are read from the weights where they are given. Of a
+    file that `twinreel import` wrote for this model, so are options and preprocessing that are not given; the options
+    are in its attribute `imported_options`.
 
     Args:
         name: a name of `MODELS`, or `package.module:function` for a user's own builder. That one is called with the
@@ -119,12 +122,17 @@ def create_model(
     if isinstance(preprocessing, Preprocessing) and "preprocessing" in takes:
         arguments["preprocessing"] = preprocessing
     model = builder(**arguments)
-    towers: Any = check_classifier(model, name) if num_classes is not None or _classifies(model) else check_towers(model, name)
+    check = check_classifier if num_classes is not None or _classifies(model) else check_towers
+    towers: Any = check(model, name)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{name}: {type(model).__name__} is no torch.nn.Module; derive it from torch.nn.Module")
     if preprocessing:
         _set_preprocessing(towers, name, preprocessing)
     if taken is not None:
+        if taken.model == name:
+            towers.imported_options = {
+                key: arguments[key] for key in taken.options if key in arguments and key not in GIVEN
+            }
         report = load_weights(model, taken, scope=weights_scope)
         _log.log(logging.WARNING if report.dropped or report.kept else logging.INFO, "%s", report)
     return model.cpu().eval()
@@ -216,10 +224,9 @@ def _take_description(
         _log.warning("%s was imported as %s; here it starts a %s", weights.source, weights.model, name)
         return preprocessing
     takes = inspect.signature(builder).parameters
-    if scope == "all":
-        for key, value in weights.options.items():
-            if key in takes:
-                arguments.setdefault(key, value)
+    for key, value in weights.options.items():
+        if key in takes and (scope == "all" or key in BACKBONE_OPTIONS):
+            arguments.setdefault(key, value)
     if isinstance(preprocessing, Preprocessing):
         return preprocessing
     return Preprocessing.from_dict(weights.preprocessing).replace(**(preprocessing or {}))

@@ -133,8 +133,8 @@ def _decided(fits: tuple[str, ...], weights: Weights, config: FoundingConfig | N
     if config is not None and config.pool_after_first_stage is not None:
         pool = config.pool_after_first_stage
     if pool is not None:
-        left = [name for name in left if name not in (_WITHOUT_POOL if pool else _WITH_POOL)]
-        reasons.append("the pool after the first stage")
+        same = [name for name in left if name not in (_WITHOUT_POOL if pool else _WITH_POOL)]
+        left, reasons = same, [*reasons, "the pool after the first stage"] if same != left else reasons
     if len(left) > 1 and config is not None:
         same = [name for name in left if config.reads_as(_published(name))]
         if same:

@@ -123,7 +123,7 @@ class ResNet3D(nn.Module):
         return scores
 
     def forward_features(self, video: Tensor) -> Tensor:
-        """Last features averaged over time and space, (B, 2048): the head's input, without dropout.
+        """Last features averaged over time and space, (B, 2048) at width 64: the head's input, without dropout.
 
         Raises:
             ConfigError: as `forward`.
@@ -142,7 +142,7 @@ class ResNet3D(nn.Module):
         """Features (B, T', H', W', 2048) of the head's windows."""
         check_video(video, "ResNet3D", (self.time_stride, 32, 32), training=self.training)
         crop_size = self.train_crop_size or self.preprocessing.crop_size
-        window = self._positions(self.preprocessing.num_frames, crop_size, crop_size)
+        window = self._positions(max(self.preprocessing.num_frames, self.time_stride), crop_size, crop_size)
         trained_on = f"{self.preprocessing.num_frames} frames of {crop_size} x {crop_size}"
         check_windows("ResNet3D", video, self._positions(*video.shape[2:]), window, trained_on)
         features = self.s2(self.s1([video]))
@@ -152,7 +152,7 @@ class ResNet3D(nn.Module):
         return window_means(features[0], window)
 
     def _positions(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
-        return max(1, frames // self.time_stride), -(-height // 32), -(-width // 32)
+        return frames // self.time_stride, -(-height // 32), -(-width // 32)
 
 
 def kinetics_preprocessing(num_frames: int, frame_stride: int) -> Preprocessing:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -39,6 +40,7 @@ class S3DGClassifier(nn.Module):
         super().__init__()
         if not 0 <= dropout < 1:
             raise ConfigError(f"dropout must be from 0 to below 1; got {dropout}")
+        activate(torch.zeros(1), head_activation)  # another activation is refused here, not at the first evaluation
         self.video_tower = video_tower
         self.preprocessing = preprocessing
         self.dropout = dropout

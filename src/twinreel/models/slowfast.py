@@ -151,7 +151,9 @@ class SlowFast(nn.Module):
         return scores
 
     def forward_features(self, video: Tensor) -> Tensor:
-        """Last features of both pathways averaged over time and space, (B, 2304): the head's input, without dropout.
+        """Last features of both pathways averaged over time and space, (B, 2304) at the published widths.
+
+        They are the head's input, without dropout.
 
         Raises:
             ConfigError: as `forward`.

@@ -41,6 +41,8 @@ def read_file(path: Path) -> tuple[Any, dict[str, str]]:
     except CheckpointError:
         raise
     except pickle.UnpicklingError as error:
+        if _is_plain_pickle(path):
+            raise CheckpointError(f"{_unreadable(path)}: {error}") from error
         names = _refused(path, str(error))
         if names:
             raise CheckpointError(_how_to_convert(path, names)) from error
