@@ -100,10 +100,13 @@ class Founding:
         self.model, self.run = model, run
 
     def __call__(self, video: Tensor) -> Tensor:
+        """Logits of a video."""
         return self.run(video)
 
 
 class Ours(Founding):
+    """Our module of the name."""
+
     def __init__(self, name: str, crop: int) -> None:
         model = create_model(name, num_classes=NUM_CLASSES, preprocessing={"crop_size": crop, "short_side": crop})
         super().__init__(model.train(), model)

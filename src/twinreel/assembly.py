@@ -235,7 +235,7 @@ def describe_model(recipe: Recipe, model: nn.Module, task: Task) -> dict[str, An
     """What `load_model` needs to build this model again; saved with the weights. Asked before parts are frozen."""
     vocabulary = getattr(model, "vocabulary", None)
     preprocessing: Any = model.preprocessing
-    options = recipe.model.options
+    options = {**getattr(model, "imported_options", {}), **recipe.model.options}
     if isinstance(model, TwoTowers) and model.text_tower is not None:
         table: Any = model.text_tower.word_embd
         options["train_word_vectors"] = bool(table.weight.requires_grad)  # as decided, perhaps by the starting weights

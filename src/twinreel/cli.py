@@ -461,7 +461,7 @@ def search(
 
 app.command("explain")(explain_command)
 app.command("import")(import_weights)
-app.command("import-config")(import_config)
+app.command("import-config", context_settings={"ignore_unknown_options": True})(import_config)
 
 
 def _rows(source: str, root: str | None, split: str | None) -> list[Clip]:

@@ -194,7 +194,7 @@ def test_start_values_are_the_founding_ones(name: str) -> None:
 
 
 def test_with_zero_init_a_block_begins_as_its_shortcut() -> None:
-    fresh, features = slowfast.slowfast_small(), torch.randn(2, 16 + 8, 4, 5, 5)
+    fresh, features = slowfast_small(), torch.randn(2, 16 + 8, 4, 5, 5)
     block = fresh.s2.pathway0_res0
     assert isinstance(block, Bottleneck) and isinstance(block.branch2, Branch)
     assert torch.equal(block(features), functional.relu(block.branch1_bn(block.branch1(features))))

@@ -142,8 +142,8 @@ def test_two_steps_of_a_classifier(name, labeled, tmp_path):
         "data.num_workers=0", f"model.preprocessing={small}", "model.weights=null", "model.weights_scope=all",
         "data.rand_augment=null", *short_side, "train.num_epochs=null", "train.num_steps=2",
         "train.global_batch_size=4", "train.micro_batch_size=4", "train.precise_bn_batches=0", "train.log_every=1",
-        "train.device=cpu", "optim.warmup_epochs=null", "optim.warmup_steps=1", f"eval.manifest={labeled / 'test.csv'}", "eval.split=null",
-        "eval.num_clips=1", "--out", tmp_path / "run",
+        "train.device=cpu", "optim.warmup_epochs=null", "optim.warmup_steps=1",
+        f"eval.manifest={labeled / 'test.csv'}", "eval.split=null", "eval.num_clips=1", "--out", tmp_path / "run",
     )  # fmt: skip
     assert outcome.code == 0, outcome
     assert "done: 2 steps" in outcome.err and "evaluated: 4/4 videos" in outcome.out

@@ -106,7 +106,8 @@ def test_every_published_shape_becomes_a_recipe(tmp_path, name):
     assert (recipe.model.name, options) == MODELS[name]
     assert (recipe.model.num_classes, recipe.model.options["dropout"]) == (400, 0.5)
     data, prep = given["DATA"], recipe.model.preprocessing
-    assert (prep.num_frames, prep.frame_stride, prep.frame_rate) == (data["NUM_FRAMES"], data["SAMPLING_RATE"], None)
+    assert (prep.num_frames, prep.frame_stride) == (data["NUM_FRAMES"], None)
+    assert prep.frame_rate == 30 / data["SAMPLING_RATE"]
     assert prep.crop_size == data["TRAIN_CROP_SIZE"]
     assert prep.mean == pytest.approx((0.45,) * 3) and prep.std == pytest.approx((0.225,) * 3)
     assert (recipe.task.name, recipe.task.loss, recipe.task.multi_label) == (
@@ -162,7 +163,7 @@ def test_mvit_in_full(tmp_path):
 def test_x3d_evaluates_on_its_own_short_side(tmp_path):
     _, recipe = converted(tmp_path, SHAPES["X3D_S"])
     prep = recipe.model.preprocessing
-    assert (prep.num_frames, prep.frame_stride, prep.crop_size, prep.short_side) == (13, 6, 160, 182)
+    assert (prep.num_frames, prep.frame_rate, prep.crop_size, prep.short_side) == (13, 5.0, 160, 182)
     assert (recipe.eval.crop_size, recipe.data.short_side) == (182, (182, 228))
 
 

@@ -271,3 +271,45 @@ def test_kinetics_errors(kinetics: Path) -> None:
         load_rows("kinetics", kinetics, "trian")
     with pytest.raises(DataError, match=r"source kinetics: no val\.csv in '.*annotations' or"):
         load_rows("kinetics", kinetics, "val")
+
+
+# ---- PySlowFast's lists and class folders
+
+
+def test_kinetics_reads_pyslowfast_lists_and_a_folder_for_each_class(tmp_path: Path) -> None:
+    for split, label, name in (("train", "run", "a"), ("train", "walk", "b c"), ("val", "run", "d")):
+        folder = tmp_path / split / label
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.mp4").write_bytes(b"x")
+    rows = load_rows("kinetics", tmp_path, "train")
+    assert rows == load_rows("class_folders", tmp_path, "train")
+    assert [(row.id, row.labels, row.split) for row in rows] == [
+        ("train/run/a.mp4", ("run",), "train"),
+        ("train/walk/b c.mp4", ("walk",), "train"),
+    ]
+    assert [row.id for row in load_rows("class_folders", tmp_path, None)] == [
+        *(row.id for row in rows),
+        "val/run/d.mp4",
+    ]
+    assert load_rows("class_folders", tmp_path / "train", None)[1].labels == ("walk",)
+    (tmp_path / "train.csv").write_text("train/run/a.mp4 1\ntrain/walk/b c.mp4 0\n")
+    (tmp_path / "val.csv").write_text("val/run/d.mp4 1\n")
+    assert [(row.labels, row.split) for row in load_rows("kinetics", tmp_path, "train")] == [
+        ((1,), "train"),
+        ((0,), "train"),
+    ]
+    assert [row.split for row in load_rows("kinetics", tmp_path, None)] == ["train", "train", "val"]
+    (tmp_path / "val.csv").write_text("train/run/a.mp4 1\n")
+    with pytest.raises(DataError, match=r"train/run/a\.mp4 is in several of train\.csv, val\.csv"):
+        load_rows("kinetics", tmp_path, None)
+
+
+def test_class_folders_say_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "loose.mp4").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"1 videos lie in no class's folder \(first: loose\.mp4\)"):
+        load_rows("class_folders", tmp_path, "train")
+    with pytest.raises(DataError, match="for the split 'val'; there are: train"):
+        load_rows("class_folders", tmp_path, "val")
+    with pytest.raises(ConfigError, match=r"needs data\.root"):
+        load_rows("class_folders", None, None)

@@ -11,7 +11,6 @@ from twinreel.founding_configs.values import short
 
 __all__ = ["convert_clips", "rand_augment"]
 
-_FOUNDING_RATE = 30  # DATA.TARGET_FPS that a frame_stride is counted at
 _KINETICS = ("kinetics", "ptvkinetics")
 _BGR_READERS = ("ssv2", "ptvssv2", "charades", "ptvcharades")  # frames from image files, blue first
 _RAND = re.compile(r"(m|n|mstd|inc|p|w)([0-9.]+|inf)")
@@ -35,18 +34,12 @@ def _input(draft: Draft) -> None:
         if settings[key] < 1:
             draft.refuse(key, f"{key}={settings[key]}: give at least 1")
             return
-    if rate == _FOUNDING_RATE:
-        draft.put("model.preprocessing.frame_stride", stride, "DATA.SAMPLING_RATE")
-        draft.say("DATA.TARGET_FPS", "the rate that eval.windows counts model.preprocessing.frame_stride at")
-        frames = settings["DATA.NUM_FRAMES"]
-        draft.notes.append(
-            f"a clip is {frames} frames, 1 of every {stride} at 30 a second, {frames * stride / rate:.3g} s. Here eval "
-            "counts model.preprocessing.frame_stride so, training in frames of the file: for files of another rate "
-            f"set model.preprocessing.frame_rate={rate / stride:g} model.preprocessing.frame_stride=null"
-        )
-    else:
-        draft.put("model.preprocessing.frame_rate", rate / stride, "DATA.TARGET_FPS", "DATA.SAMPLING_RATE")
-        draft.put("model.preprocessing.frame_stride", None)
+    draft.put("model.preprocessing.frame_rate", rate / stride, "DATA.TARGET_FPS", "DATA.SAMPLING_RATE")
+    draft.put("model.preprocessing.frame_stride", None)
+    draft.notes.append(
+        f"a clip is {settings['DATA.NUM_FRAMES']} frames, 1 of every {stride} at {rate} a second whatever the file's "
+        f"rate, {settings['DATA.NUM_FRAMES'] * stride / rate:.3g} s, as in PySlowFast"
+    )
     draft.put("model.preprocessing.crop_size", settings["DATA.TRAIN_CROP_SIZE"], "DATA.TRAIN_CROP_SIZE")
     channels = settings["DATA.INPUT_CHANNEL_NUM"]
     if all(number == 3 for number in channels) and channels:

@@ -1,6 +1,6 @@
 """The keys of PySlowFast's configuration, what each is where a file does not say it, and which type that makes it.
 
-Written from its documentation and published files. Beside its own there are keys that others have added.
+Names and defaults are those of its slowfast/config/defaults.py. Beside these there are keys that others have added.
 """
 
 from __future__ import annotations

@@ -11,7 +11,10 @@ them; a class's number is its place among the sorted names.
 
 from __future__ import annotations
 
+import dataclasses
 import os
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from twinreel.data.clip import Clip
@@ -50,8 +53,31 @@ def rows(
     base = Path(os.path.abspath(Path(root).expanduser()))
     if csv is None and not _has_lists(base) and base.is_dir():
         return class_folders.rows(base, split, caption_template=caption_template)
-    files = [base / csv] if csv is not None else list(find_lists(base, split, "source kinetics").values())
-    return read_manifests(files, root=base, split=split, caption_template=caption_template)
+    if csv is not None:
+        return read_manifests([base / csv], root=base, split=split, caption_template=caption_template)
+    files = find_lists(base, split, "source kinetics")
+    if all(_has_header(path) for path in files.values()):
+        return read_manifests(list(files.values()), root=base, split=split, caption_template=caption_template)
+    return _path_lists(files, base, caption_template)
+
+
+def _has_header(path: Path) -> bool:
+    """Whether a CSV is Kinetics' own; PySlowFast's lists have no line of names."""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        return "youtube_id" in file.readline().lower()
+
+
+def _path_lists(files: Mapping[str, Path], base: Path, template: str | None) -> list[Clip]:
+    """Rows of PySlowFast's `path label` lists, whose split is the name of the file."""
+    clips: list[Clip] = []
+    for name, path in files.items():
+        read = read_manifests([path], root=base, caption_template=template)
+        clips += [dataclasses.replace(clip, split=name) for clip in read]
+    ids = Counter(clip.id for clip in clips)
+    twice = next((id for id, count in ids.items() if count > 1), None)
+    if twice is not None:
+        raise DataError(f"{base}: {twice} is in several of {', '.join(path.name for path in files.values())}; keep one")
+    return clips
 
 
 def _has_lists(base: Path) -> bool:
