@@ -137,7 +137,7 @@ def bench_step(recipe: Recipe, *, clips: int | None = None, say: Say = lambda te
 
 def _preferred(recipe: Recipe, device: torch.device) -> dict[str, str]:
     """What `auto` means; the precision only where the recipe leaves it open, because it changes numbers."""
-    memory_format, precision = preferred(recipe.model.name, device.type)
+    memory_format, precision = preferred(recipe.model.name, device.type, recipe.train.precision)
     found: dict[str, str] = {"memory_format": memory_format}
     return found | ({"precision": precision} if recipe.train.precision == "auto" else {})
 

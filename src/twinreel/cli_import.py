@@ -15,11 +15,27 @@ def import_weights(
     file: Annotated[Path, typer.Argument(help=".pyth, .pkl or .pth of PySlowFast, PyTorchVideo or MIL-NCE")],
     model: Annotated[str | None, typer.Option(help="a model of `twinreel list`, where several fit")] = None,
     out: Annotated[Path | None, typer.Option(help="FILE.safetensors; default: beside the file")] = None,
+    run: Annotated[Path | None, typer.Option(help="or a run folder, for eval, predict and explain")] = None,
+    class_names: Annotated[Path | None, typer.Option(help="with --run: a file with the name of each class")] = None,
     inspect: Annotated[bool, typer.Option("--inspect", help="say what the file is, write nothing")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
 ) -> None:
     """Convert a founding system's weights: what they are, which model they fit, and a file for model.weights."""
+    from twinreel.errors import ConfigError
     from twinreel.models import importing
 
+    if run is not None:
+        from twinreel.imported_run import import_run
+
+        if out is not None or inspect:
+            raise ConfigError("--run goes with neither --out nor --inspect; give one of them")
+        recipe = import_run(file, run, model=model, class_names=class_names)
+        values = {"run": str(run), "model": recipe.model.name}
+        use = f"twinreel eval {run} --input MANIFEST; twinreel predict {run} VIDEO"
+        said = f"{file} is {recipe.model.name}: {run} ({use})"
+        print(json.dumps(values, indent=1, ensure_ascii=False) if as_json else said)
+        return
+    if class_names is not None:
+        raise ConfigError("--class-names goes with --run: a file of weights has no names")
     result = importing.inspect_weights(file) if inspect else importing.import_weights(file, model=model, out=out)
     print(json.dumps(result.to_json(), indent=1, ensure_ascii=False) if as_json else result.to_table())

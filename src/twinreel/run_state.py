@@ -60,6 +60,11 @@ def restore(recipe: Recipe, parts: Parts, checkpoint: Path | None) -> tuple[Stat
 
 def _load(parts: Parts, checkpoint: Path) -> State:
     saved = load_training_state(checkpoint)
+    if "state" not in saved:
+        raise CheckpointError(
+            f"{checkpoint}: imported weights, no training to go on with; start a new run with model.weights="
+            f"{checkpoint / 'weights.safetensors'}"
+        )
     if saved["state"]["rows_digest"] != parts.rows_digest:
         raise CheckpointError(
             f"{checkpoint}: the training rows have changed since ({saved['state']['rows_digest']} then, "

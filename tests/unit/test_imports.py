@@ -24,7 +24,7 @@ ROOMS = [
     {"assembly", "guards", "monitors", "run_folder"},
     {"evaluation"},
     {"parts", "recognition", "search"},
-    {"gradients", "grad_cam", "run_state"},
+    {"gradients", "grad_cam", "imported_run", "run_state"},
     {"audit", "precise_norms", "visual"},
     {"training"},
     {"agreement", "demo", "replay", "trial"},

@@ -66,7 +66,9 @@ def test_darker_is_a_larger_share_of_the_row():
     counts[0, 0], counts[1, 0], counts[1, 1] = 1, 10, 30
     picture = confusion_picture(counts).float()
     assert picture.shape == (4 + 801, 4 + 801, 3)  # too many for names
-    center = [picture[4 + 8 * row + 4, 4 + 8 * column + 4, 0].item() for row, column in ((0, 0), (1, 0), (1, 1), (2, 2))]
+    center = [
+        picture[4 + 8 * row + 4, 4 + 8 * column + 4, 0].item() for row, column in ((0, 0), (1, 0), (1, 1), (2, 2))
+    ]
     assert center[0] < center[2] < center[1] < center[3] == 255
     small = confusion_picture([[2, 0], [0, 0]], ["a", "b"])
     assert small.shape == (12 + 81, 12 + 81, 3)

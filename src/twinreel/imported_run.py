@@ -1,0 +1,85 @@
+"""A founding system's classifier as a run folder, so that `eval`, `predict` and `explain` take it as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from twinreel.checkpoint import save_checkpoint
+from twinreel.config import Tree
+from twinreel.data.classes import ClassTable
+from twinreel.data.manifest.class_names import read_class_names
+from twinreel.errors import CheckpointError, ConfigError
+from twinreel.models import CLASSIFIERS, create_model
+from twinreel.models.importing import import_weights
+from twinreel.recipe import Recipe, build_recipe
+from twinreel.run_folder import write_run_files
+
+__all__ = ["import_run"]
+
+
+def import_run(
+    path: str | Path, run: str | Path, *, model: str | None = None, class_names: str | Path | None = None
+) -> Recipe:
+    """Write a run folder with one checkpoint, `step_0000000`, of the weights; its recipe says how they are judged.
+
+    Args:
+        path: the file of weights.
+        run: the folder; new or empty.
+        model: a name of `MODELS`; None = found.
+        class_names: a file with the name of each class number; None = their numbers.
+
+    Raises:
+        CheckpointError, ConfigError: as `importing.import_weights`; two towers, or other classes than those named.
+    """
+    folder = Path(run).expanduser()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is not an empty folder; choose another --run")
+    folder.mkdir(parents=True, exist_ok=True)
+    imported = import_weights(path, model=model, out=folder / "imported.safetensors")
+    if imported.model not in CLASSIFIERS or imported.found.weights.layout == "howto100m":
+        imported.out.unlink()
+        raise ConfigError(
+            f"{path}: two towers of {imported.model} are no classifier; start a run from them with model.weights"
+        )
+    network: Any = create_model(imported.model, weights=imported.out)
+    classes = ClassTable(_names(class_names, network.num_classes))
+    recipe = _recipe(imported.model, imported.options, imported.preprocessing.to_dict())
+    description = {
+        "name": imported.model,
+        "options": {key: value for key, value in imported.options.items() if key != "num_classes"},
+        "preprocessing": imported.preprocessing.to_dict(),
+        "has_vocabulary": False,
+        "class_names": list(classes.names),
+    }
+    write_run_files(folder, recipe)
+    save_checkpoint(folder, 0, network, description, {"imported": Path(path).name})
+    imported.out.unlink()
+    return recipe
+
+
+def _names(path: str | Path | None, num_classes: int) -> tuple[str, ...]:
+    if path is None:
+        return tuple(map(str, range(num_classes)))
+    named = read_class_names(path)
+    if sorted(named) != list(range(num_classes)):
+        raise CheckpointError(f"{path}: names {len(named)} classes, but the weights have {num_classes}, from 0")
+    return tuple(named[number] for number in range(num_classes))
+
+
+def _recipe(model: str, options: dict[str, Any], preprocessing: dict[str, Any]) -> Recipe:
+    """How it is judged: on 10 x 3 views of its test scale, or 5 x 1 where the size is fixed."""
+    several = options.get("head_activation") == "sigmoid"
+    fixed = model.startswith("mvit")
+    views: dict[str, Any] = {"num_clips": 5} if fixed else {"num_clips": 10, "num_crops": 3}
+    if not fixed:
+        views["crop_size"] = preprocessing["short_side"] or preprocessing["crop_size"]
+    options = {key: value for key, value in options.items() if key != "num_classes"}
+    tree = {
+        "model": {"name": model, **options, "preprocessing": preprocessing},
+        "task": {"name": "action_recognition", "multi_label": several},
+        "data": {"source": "manifest"},
+        "train": {"num_steps": 1},
+        "eval": {**views, "windows": "slowfast", "combine_views": "max" if several else "mean"},
+    }
+    return build_recipe(Tree(tree, {"": "twinreel import"}))
