@@ -111,9 +111,8 @@ def main() -> None:
         last = [float(one["last"]) for one in found]  # type: ignore[arg-type]
         minutes = sum(float(one["minutes"]) for one in found) / len(found)  # type: ignore[arg-type]
         cells = " | ".join(f"{value:.3f}" for value in last)
-        print(
-            f"| {model} | {found[0]['steps']} | {cells} | {sum(last) / len(last):.3f} | {min(last):.3f} | {minutes:.1f} |"
-        )
+        ends = f"{sum(last) / len(last):.3f} | {min(last):.3f} | {minutes:.1f}"
+        print(f"| {model} | {found[0]['steps']} | {cells} | {ends} |")
     if len(baseline) > 1:
         print("\n| domain | rows | domain alone | " + " | ".join(options.models) + " |")
         print("|---" * (len(options.models) + 3) + "|")

@@ -6,9 +6,8 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch import Tensor
 from twinreel.distributed import world
 from twinreel.errors import TrainingError
 from twinreel.log import peak_memory_gb
+from twinreel.models.half_on_cpu import RoomyConvolutions
 from twinreel.recipe import Recipe
 
 __all__ = ["Signals", "half_on_cpu", "out_of_memory_ladder", "repeatable_kernels", "watched_signals"]
@@ -28,18 +28,9 @@ def half_on_cpu(recipe: Recipe, device: torch.device) -> bool:
 
 @contextmanager
 def repeatable_kernels(recipe: Recipe, device: torch.device) -> Iterator[None]:
-    """On a CPU, oneDNN's half-precision 3-D convolutions are left out.
-
-    In torch 2.13 their gradient differs from call to call for some small shapes (96 -> 160 channels at 2 x 4 x 4, on
-    AVX-512 with bf16), and is NaN now and then: memory that was never written. PyTorch's own kernels repeat exactly.
-    """
-    onednn: Any = torch.backends.mkldnn
-    before = onednn.enabled
-    onednn.enabled = before and not half_on_cpu(recipe, device)
-    try:
+    """On a CPU in half precision, convolutions that give the same gradient every time (`models/half_on_cpu.py`)."""
+    with RoomyConvolutions() if half_on_cpu(recipe, device) else nullcontext():
         yield
-    finally:
-        onednn.enabled = before
 
 
 @contextmanager

@@ -100,10 +100,10 @@ class Parts:
 def for_device(recipe: Recipe, device: torch.device) -> Recipe:
     """The same with what `auto` means for this model on this device; equal runs get equal choices."""
     train = recipe.train
-    memory_format, precision = preferred(recipe.model.name, device.type)
+    memory_format, precision = preferred(recipe.model.name, device.type, train.precision)
     chosen = {
         "memory_format": memory_format if train.memory_format == "auto" else train.memory_format,
-        "precision": precision if train.precision == "auto" else train.precision,
+        "precision": precision,
     }
     return recipe.model_copy(update={"train": train.model_copy(update=chosen)})
 
@@ -156,6 +156,11 @@ def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Par
     preprocessing: Any = model.preprocessing
     training_rules(recipe, model)  # what does not go with this model is found here
     view_rules(preprocessing, recipe.eval)
+    if optim.layer_decay < 1 and isinstance(task, Contrastive) and not hasattr(model, "layer_groups"):
+        raise ConfigError(
+            f"optim.layer_decay={optim.layer_decay:g}: of two towers none is deeper than the other; set "
+            "optim.learning_rates={video_tower: ...}, or give your model a method layer_groups"
+        )
     model.to(device)
     task.to(device)
     if train.memory_format == "channels_last":

@@ -287,6 +287,7 @@ class TrainSection(_Section):
     seed: Annotated[int, Field(ge=0)] = Field(1, description="of weights, order, sampling, augmentation, dropout")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto = cuda where there is one")
     deterministic: bool = Field(False, description="exact resume on a GPU too, slower")
+    histograms_every: Cadence | None = Field(None, description="weights and gradients for TensorBoard; null = never")
     log_every: Count = Field(10, description="steps between lines of metrics.jsonl")
     save_every: Cadence = Field("1 epochs", description="`500 steps` or `5 epochs`")
     keep_last: Count = Field(3, description="checkpoints kept, beside the best")
@@ -329,6 +330,9 @@ class EvalSection(_OpenSection):
     max_words: Count = Field(30, description="words a query; cut or padded")
     merge_equal_captions: bool = Field(False, description="equal captions are one query with several right videos")
     allow_missing: bool = Field(False, description="report scores over the videos that could be read")
+    grad_cam_layer: str | None = Field(
+        None, description="action_recognition: TensorBoard shows where this layer looks, of four rows, e.g. s5"
+    )
     best_metric: BestMetric | None = Field(
         None, description="largest value = the checkpoint `best`; null = text_to_video/recall_at_1, or of classes top 1"
     )
@@ -373,6 +377,7 @@ class Recipe(_Section):
             given = {"task.multi_label": task.multi_label, "model.num_classes": self.model.num_classes}
             given |= {"data.mixup": data.mixup, "data.cutmix": data.cutmix}
             given |= {"eval.crop_size": judged.crop_size, "eval.combine_views": judged.combine_views == "max"}
+            given |= {"eval.grad_cam_layer": judged.grad_cam_layer}
         else:
             other = "contrastive"
             given = {"task.num_candidates": task.num_candidates != 1, "task.learn_temperature": task.learn_temperature}

@@ -9,7 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -40,8 +40,9 @@ from twinreel.distributed import (
 )
 from twinreel.errors import TwinreelError
 from twinreel.evaluation import Report, evaluate_task, evaluation_ahead, view_rules
+from twinreel.grad_cam import find_layer
 from twinreel.gradients import StepResult, clip_gradient, global_gradient
-from twinreel.guards import Signals, half_on_cpu, out_of_memory_ladder, repeatable_kernels, watched_signals
+from twinreel.guards import Signals, out_of_memory_ladder, repeatable_kernels, watched_signals
 from twinreel.log import Meter, RunLog, format_seconds
 from twinreel.monitors import Monitor, output_statistics
 from twinreel.parts import (
@@ -58,10 +59,12 @@ from twinreel.precise_norms import take_precise_statistics
 from twinreel.recipe import Recipe, cadence_steps
 from twinreel.run_folder import LOCK_WAIT_SECONDS, locked, open_run, refuse_held, write_run_files
 from twinreel.run_state import State, restore, write_checkpoint
-from twinreel.tasks import Contrastive
+from twinreel.tasks import ActionRecognition, Contrastive
+from twinreel.visual import write_confusion, write_grad_cam, write_histograms
 
 __all__ = ["TrainResult", "train"]
 
+GRAD_CAM_ROWS = 4
 LEAST_LOSS_SCALE = 1.0  # of fp16: below it a gradient that is not finite has another cause
 PATIENCE_STEPS = 100  # after the warm-up, before a loss at chance is said to be stuck there
 
@@ -150,6 +153,8 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
                 if state.step == first_step:
                     check_shares(parts, result)
                 norm = _step(run, parts, recipe, result, state, log)
+                if recipe.train.histograms_every and world().is_main:
+                    _draw_histograms(recipe, parts, state.step + 1, log)
                 _note_faults(faults, parts, micro_batches, result, state.step + 1, log)
             state.step += 1
             state.repeated_frames += result.repeated_frames
@@ -235,8 +240,8 @@ def _plan_ahead(recipe: Recipe, parts: Parts) -> ReadAhead:
 def _say_what_will_happen(recipe: Recipe, parts: Parts, state: State, ahead: ReadAhead, log: RunLog) -> None:
     for note in training_notes(recipe):
         log.say(note)
-    if half_on_cpu(recipe, parts.device):
-        log.warn(f"train.precision={recipe.train.precision} is slower than fp32 on a CPU (only exact kernels are used)")
+    if recipe.eval.grad_cam_layer is not None:
+        find_layer(parts.model, recipe.eval.grad_cam_layer)  # another name is refused now, not at the first judgment
     for fault in parts.caption_faults[:5]:
         log.warn(f"not in the vocabulary, and a fault when it is drawn: {fault.reason}")
     log.say(start_line(recipe, parts, state.step))
@@ -268,6 +273,37 @@ def _layout(recipe: Recipe, parts: Parts) -> dict[str, int]:
     shares, negatives = parts.shares, num_negatives(recipe, parts)
     layout = {"processes": shares.num_processes, "micro_batches": shares.num_micro_batches}
     return layout if negatives is None else layout | {"negatives": negatives}
+
+
+def _draw_histograms(recipe: Recipe, parts: Parts, step: int, log: RunLog) -> None:
+    """Of weights and of the gradients that they were just changed by, where they are due."""
+    if _due(recipe.train.histograms_every, step, parts):
+        for text in write_histograms(log.writer, parts.model, step):
+            log.warn(text, once=text)
+
+
+def _draw_judgment(recipe: Recipe, parts: Parts, report: Report, step: int, log: RunLog) -> None:
+    """The confusion matrix, and where the model looks, for TensorBoard; what is left out is said."""
+    if not isinstance(parts.task, ActionRecognition) or report.classes is None:
+        return
+    if report.classes.confusion is not None:
+        write_confusion(log.writer, report.classes.confusion, report.classes.names, step)
+    if recipe.eval.grad_cam_layer is not None:
+        preprocessing: Any = parts.model.preprocessing
+        averaged = parts.average.swapped_in(parts.model) if parts.average is not None else nullcontext()
+        with averaged:
+            left_out = write_grad_cam(
+                log.writer,
+                parts.model,
+                parts.eval_rows[:GRAD_CAM_ROWS],
+                view_rules(preprocessing, recipe.eval),
+                layer=recipe.eval.grad_cam_layer,
+                step=step,
+                device=parts.device,
+                names=parts.task.classes.names,
+            )
+        for text in left_out:
+            log.warn(text, once=text)
 
 
 def _monitor(recipe: Recipe, parts: Parts, log: RunLog) -> Monitor:
@@ -382,6 +418,7 @@ def _judge(run: Path, recipe: Recipe, parts: Parts, state: State, log: RunLog) -
     )
     log.say(f"step {state.step}: {report.headline()}")
     on_main(lambda: _crown(run, recipe, state, report, log))
+    on_main(lambda: _draw_judgment(recipe, parts, report, state.step, log))
     log.record("eval", state.step, report.metrics)  # last: a step without this line is judged again on resume
     return report
 

@@ -255,7 +255,7 @@ def test_clips_longer_than_the_videos_are_counted_and_warned_of(collection):
     result = check_recipe(recipe(collection), collection / "sheet.png")
     assert result.facts["repeated_frames"] == 8  # 2 of 4 frames of 4 clips
     assert any("repeat the last one" in text for text in result.warnings)
-    assert "warning: more than a quarter" in result.to_table()
+    assert "warning: 50% of the frames repeat the last one" in result.to_table()
 
 
 def test_broken_videos_of_the_first_batch_are_named_and_masked(collection):

@@ -18,7 +18,6 @@ from twinreel.data.dataset import ViewRules
 from twinreel.errors import ConfigError, DataError, DependencyError
 from twinreel.evaluation import (
     class_measures,
-    confusion_image,
     evaluate_classification,
     evaluate_task,
     view_rules,
@@ -322,26 +321,3 @@ def test_names_of_files_are_looked_at_before_anything_is_computed(tmp_path, monk
     with pytest.raises(DependencyError, match=r"pip install 'twinreel\[plots\]', or name a \.csv"):
         check_result_files(None, tmp_path / "a.png")
     check_result_files(tmp_path / "a.csv", tmp_path / "b.csv")
-
-
-@pytest.mark.parametrize("names", [None, ("run", "walk"), ("run", "walk", "a very long name of a class indeed")])
-def test_a_picture_of_the_confusion_matrix_needs_no_names(names):  # B095
-    matrix = torch.tensor([[8, 2, 0], [0, 5, 5], [0, 0, 0]])
-    picture = confusion_image(matrix, names)
-    assert picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3
-    cell, end = 64, picture.shape[0] - 8
-    side = end - 3 * cell
-
-    def color(row, column):
-        return picture[side + row * cell + 2, side + column * cell + 2].astype(int).tolist()
-
-    assert color(2, 0) == color(0, 2) == [247, 251, 255]  # nothing there
-    assert color(1, 1) == color(1, 2) == [128, 150, 181]  # a half
-    assert sum(color(0, 0)) < sum(color(1, 1)) < sum(color(0, 1))
-
-
-def test_a_picture_of_many_classes_stays_small():
-    assert confusion_image(torch.eye(400, dtype=torch.long)).shape == (1216, 1216, 3)
-    assert max(confusion_image(torch.eye(60, dtype=torch.long), ["x" * 40] * 60).shape) < 1000
-    with pytest.raises(ConfigError, match=r"\(classes, classes\); got \(2, 3\)"):
-        confusion_image(torch.zeros(2, 3))

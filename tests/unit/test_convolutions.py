@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from twinreel.models import MODELS
 from twinreel.models.depthwise import DepthwiseConv3d
 from twinreel.models.half_on_cpu import RoomyConvolutions
 from twinreel.models.preferred import PREFERRED, preferred
@@ -76,18 +77,20 @@ def test_half_precision_gradients_repeat_and_are_right(size, kernel, stride, pad
     assert float((found[0] - wished).norm() / wished.norm()) < 0.03
 
 
-def test_what_auto_means_is_a_table():
-    for name, devices in PREFERRED.items():
-        for device in devices:
-            layout, precision = preferred(name, device)
-            assert layout in ("contiguous", "channels_last") and precision in ("fp32", "bf16")
-            assert preferred(name, device, precision) == (layout, precision)
-    assert preferred("anyone:s", "cpu") == ("contiguous", "fp32")
-    assert preferred("s3dg", "cpu", "fp32") == ("contiguous", "fp32")
-    assert preferred("s3dg", "cpu", "bf16") == ("channels_last", "bf16")
-    assert preferred("s3dg", "cuda") == ("channels_last", "fp32")
+def test_what_auto_means_is_a_table(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    assert set(PREFERRED) <= set(MODELS)
+    for name, wanted in PREFERRED.items():
+        layout, precision = preferred(name, "cpu", "auto")
+        assert precision == wanted.precision and preferred(name, "cpu", precision) == (layout, precision)
+    assert preferred("anyone:s", "cpu", "auto") == ("channels_last", "fp32")
+    assert preferred("slowfast_4x16_r50", "cpu", "fp32") == ("contiguous", "fp32")
+    assert preferred("slowfast_4x16_r50", "cpu", "auto") == ("channels_last", "bf16")
+    assert preferred("s3dg", "cuda", "auto") == ("channels_last", "fp32")
+    assert preferred("s3dg", "cuda", "fp16") == ("channels_last", "fp16")
 
 
 def test_without_instructions_for_bf16_a_cpu_gets_fp32(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    assert preferred("s3dg", "cpu") == ("contiguous", "fp32")
+    assert preferred("slowfast_4x16_r50", "cpu", "auto") == ("contiguous", "fp32")
+    assert preferred("s3dg", "cpu", "bf16") == ("channels_last", "bf16")

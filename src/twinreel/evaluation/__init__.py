@@ -18,7 +18,7 @@ from twinreel.data.loader import WorkerStart
 from twinreel.distributed import on_main, process_group, together
 from twinreel.errors import ConfigError
 from twinreel.evaluation.classification import class_measures, evaluate_classification
-from twinreel.evaluation.files import check_result_files, confusion_image, write_confusion, write_predictions
+from twinreel.evaluation.files import check_result_files, write_confusion, write_predictions
 from twinreel.evaluation.report import Report
 from twinreel.evaluation.retrieval import Gallery, build_gallery, embed_sentences, embed_videos, evaluate_retrieval
 from twinreel.evaluation.views import evaluation_ahead, view_rules
@@ -30,7 +30,6 @@ __all__ = [
     "Report",
     "build_gallery",
     "class_measures",
-    "confusion_image",
     "embed_sentences",
     "embed_videos",
     "evaluate",

@@ -10,16 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from twinreel.data.tables import write_whole
 from twinreel.errors import ConfigError, DependencyError
 from twinreel.evaluation.report import ClassResults, PredictedRow, Report
 
-__all__ = ["check_result_files", "confusion_image", "write_confusion", "write_predictions"]
+__all__ = ["check_result_files", "write_confusion", "write_predictions"]
 
 PICTURE_SIDE = 560  # pixels of the matrix itself, where classes are few
 LEAST_CELL = 3  # pixels
@@ -114,63 +111,6 @@ def _names(names: Sequence[str] | None, count: int) -> list[str]:
 def _shares(matrix: Tensor) -> Tensor:
     """Counts as shares of each right class, 0 to 1; a class that does not occur has zeros."""
     return matrix.double() / matrix.sum(1, keepdim=True).clamp(min=1)
-
-
-def confusion_image(matrix: Tensor, names: Sequence[str] | None = None) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """A picture uint8 (H, W, 3) of a confusion matrix: rows what is right, columns what was predicted, dark is much.
-
-    Cells are colored by their share of the row; with few classes the counts stand in them.
-
-    Args:
-        matrix: int (C, C), counts.
-        names: of the classes; those without one are shown by number.
-
-    Raises:
-        ConfigError: the matrix is not square.
-    """
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
-        raise ConfigError(f"a confusion matrix is (classes, classes); got {tuple(matrix.shape)}")
-    count = len(matrix)
-    shown = _names(names, count) if count <= MOST_NAMES else []
-    font = ImageFont.load_default()
-    cell = max(LEAST_CELL, min(64, PICTURE_SIDE // count), 12 if shown else 0)
-    margin = 8 + max((int(font.getlength(name)) + 8 for name in shown), default=0)
-    side = margin + count * cell + 8
-    picture = Image.new("RGB", (side, side), "white")
-    picture.paste(_cells(matrix, cell), (margin, margin))
-    draw = ImageDraw.Draw(picture)
-    for place, name in enumerate(shown):
-        middle = margin + place * cell + cell // 2
-        draw.text((margin - 4, middle), name, fill="black", font=font, anchor="rm")
-    _write_upright(picture, shown, margin, cell, font)
-    if cell >= CELL_WITH_COUNT:
-        _write_counts(draw, matrix, margin, cell, font)
-    return np.asarray(picture).copy()
-
-
-def _cells(matrix: Tensor, cell: int) -> Image.Image:
-    shares = _shares(matrix)[..., None]
-    light, dark = torch.tensor([247.0, 251.0, 255.0]), torch.tensor([8.0, 48.0, 107.0])
-    colors = (light + (dark - light) * shares).round().to(torch.uint8).numpy()
-    return Image.fromarray(colors).resize((len(matrix) * cell, len(matrix) * cell), Image.Resampling.NEAREST)
-
-
-def _write_upright(picture: Image.Image, names: Sequence[str], margin: int, cell: int, font: Any) -> None:
-    """The names over the columns, read from below."""
-    for place, name in enumerate(names):
-        text = Image.new("RGB", (margin, 12), "white")
-        ImageDraw.Draw(text).text((4, 6), name, fill="black", font=font, anchor="lm")
-        picture.paste(text.rotate(90, expand=True), (margin + place * cell + (cell - 12) // 2, 0))
-
-
-def _write_counts(draw: ImageDraw.ImageDraw, matrix: Tensor, margin: int, cell: int, font: Any) -> None:
-    shares = _shares(matrix).tolist()
-    for row, counts in enumerate(matrix.tolist()):
-        for column, count in enumerate(counts):
-            if count:
-                place = (margin + column * cell + cell // 2, margin + row * cell + cell // 2)
-                color = "white" if shares[row][column] > 0.5 else "black"
-                draw.text(place, str(count), fill=color, font=font, anchor="mm")
 
 
 def _matplotlib_figure() -> Any:

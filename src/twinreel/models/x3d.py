@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from twinreel.errors import ConfigError
 from twinreel.models.classifier import HeadActivation, activate, positions_mean
+from twinreel.models.depthwise import DepthwiseConv3d
 from twinreel.models.drop_path import DropPath
 from twinreel.models.layers import Triple, check_video
 from twinreel.models.preprocessing import Preprocessing
@@ -34,7 +35,7 @@ class Stem(nn.Module):
         super().__init__()
         stride = (time_stride, 1, 1)
         self.conv_xy = nn.Conv3d(3, channels, (1, 3, 3), (1, 2, 2), (0, 1, 1), bias=False)
-        self.conv = nn.Conv3d(channels, channels, (5, 1, 1), stride, (2, 0, 0), groups=channels, bias=False)
+        self.conv = DepthwiseConv3d(channels, (5, 1, 1), stride, (2, 0, 0))
         self.bn = nn.BatchNorm3d(channels)
 
     def forward(self, video: Tensor) -> Tensor:
@@ -65,7 +66,7 @@ class Bottleneck(nn.Module):
         super().__init__()
         self.a = nn.Conv3d(channels, inner, 1, bias=False)
         self.a_bn = nn.BatchNorm3d(inner)
-        self.b = nn.Conv3d(inner, inner, 3, (1, stride, stride), 1, groups=inner, bias=False)
+        self.b = DepthwiseConv3d(inner, (3, 3, 3), (1, stride, stride), (1, 1, 1))
         self.b_bn = nn.BatchNorm3d(inner)
         self.se = SqueezeExcitation(inner) if gated else None
         self.c = nn.Conv3d(inner, out_channels, 1, bias=False)
