@@ -167,7 +167,8 @@ def write_grad_cam(
         maps = grad_cam(model, video, layer, [top])
         strip = torch.cat([frames, *(overlay(frames, heat[0].cpu()) for heat in maps)], dim=1)
         said = names[top] if names is not None and top < len(names) else top
-        _write_moving(writer, f"grad_cam/{layer}/{row.id} is {said}", strip, step)
+        _write_moving(writer, f"grad_cam/{layer}/{row.id}", strip, step)
+        writer.add_text(f"grad_cam/{layer}/{row.id}", f"where it looks for {said}, its first choice", step)
         if not any(bool(heat.any()) for heat in maps):
             missing.append(f"Grad-CAM of {row.id}: nothing in layer {layer} speaks for {said}; the picture has no heat")
     return missing

@@ -256,7 +256,7 @@ def test_caption_template(tmp_path: Path) -> None:
 def test_caption_template_errors(tmp_path: Path) -> None:
     template = "a person is {label}"
     assert "no column 'label', but caption_template needs it; columns found: video, labels" in csv_error(
-        tmp_path, "video,labels\na,x\n", caption_template=template
+        tmp_path, "video,lables\na,x\n", caption_template=template
     )
     text = csv_error(tmp_path, "video,label\na,x\nb,\nc,4\n", caption_template=template)
     assert "m.csv:3: neither caption nor label" in text and "m.csv:4: label 4 is a number" in text

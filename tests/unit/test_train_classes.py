@@ -13,6 +13,7 @@ from small_runs import (
     records,
     weights_of,
 )
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from twinreel.assembly import load_model, load_run
 from twinreel.check import check_recipe
@@ -164,3 +165,48 @@ def test_check_says_what_a_clip_covers_and_how_often_each_class_occurs(videos, t
     long = "model.preprocessing={num_frames: 40, frame_rate: 8.0}"
     with pytest.raises(RuntimeError):  # this net's head is made for 4 frames
         check_recipe(class_recipe(videos, long), tmp_path / "sheet.png")
+
+
+def test_pictures_for_tensorboard(videos, tmp_path):  # B095
+    """Enabled means that they are there after the judgment."""
+    wanted = class_recipe(
+        videos,
+        "train.histograms_every=3 steps",
+        "eval.grad_cam_layer=body",
+        "eval.every=3 steps",
+        "train.ema_decay=0.9",
+    )
+    train(wanted, tmp_path / "run", quiet=True)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"), size_guidance={"images": 0, "histograms": 0})
+    events.Reload()
+    tags = events.Tags()
+    assert [event.step for event in events.Images("eval/confusion_matrix")] == [3, 6]
+    assert [event.step for event in events.Histograms("weights/head.weight")] == [3, 6]
+    assert "gradients/body.0.weight" in tags["histograms"] and "weights/body.0.weight" in tags["histograms"]
+    assert len([tag for tag in tags["images"] if tag.startswith("grad_cam/body/")]) == 4
+    assert {"train/loss", "train/learning_rate", "train/train_top_1_accuracy", "eval/top_1_accuracy"} <= set(
+        tags["scalars"]
+    )
+    with pytest.raises(ConfigError, match=r"bodi.*did you mean body"):
+        train(class_recipe(videos, "eval.grad_cam_layer=bodi"), tmp_path / "other", quiet=True)
+
+
+def test_several_classes_a_clip(tmp_path):
+    videos = tmp_path / "videos"
+    videos.mkdir()
+    labelled(videos)
+    for split in ("train", "test"):
+        lines = (videos / f"{split}.csv").read_text().splitlines()[1:]
+        rows = [{"path": line.split(",")[0], "labels": [["a"], ["a", "b"], []][i % 3]} for i, line in enumerate(lines)]
+        (videos / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    lists = (f"data.manifest={videos / 'train.jsonl'}", f"eval.manifest={videos / 'test.jsonl'}")
+    with pytest.raises(DataError, match=r"a clip has exactly one class.*task\.multi_label=true"):
+        train(class_recipe(videos, *lists), tmp_path / "one", quiet=True)
+    recipe = class_recipe(videos, *lists, "task.multi_label=true")
+    assert recipe.task.loss == "binary_cross_entropy" and recipe.best_metric == "mean_average_precision"
+    report = train(recipe, tmp_path / "run", quiet=True).report
+    assert 0 < report.metrics["mean_average_precision"] <= 1 and "top_1_accuracy" not in report.metrics
+    with pytest.raises(ConfigError, match=r"head_activation=softmax does not go with task\.multi_label=true"):
+        class_recipe(videos, *lists, "task.multi_label=true", "model={name: x3d_small, head_activation: softmax}")
+    small = class_recipe(videos, *lists, "task.multi_label=true", "model={name: x3d_small}")
+    assert small.model.options["head_activation"] == "sigmoid"

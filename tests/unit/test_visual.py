@@ -92,7 +92,7 @@ def test_grad_cam_of_a_few_rows_is_a_moving_picture(writer):
     assert told[0] == "Grad-CAM of b: b.mp4: cannot be read" and model.training
     read_back = events(writer)
     [tag] = read_back.Tags()["images"]
-    assert tag.startswith("grad_cam/s4/a is ")
+    assert tag == "grad_cam/s4/a"
     [event] = read_back.Images(tag)
     assert event.step == 5 and event.encoded_image_string[:3] == b"GIF"
     assert (event.height, event.width) == (3 * prep.crop_size, prep.crop_size)  # the frame, two pathways

@@ -47,6 +47,7 @@ ALIASES = {
     "text": "caption",
     "sentence": "caption",
     "texts": "captions",
+    "labels": "label",
 }
 COLUMNS = (
     *("id", "video", "start_seconds", "end_seconds", "start_frame", "caption", "captions", "caption_file", "label"),
