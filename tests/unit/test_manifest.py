@@ -255,7 +255,7 @@ def test_caption_template(tmp_path: Path) -> None:
 
 def test_caption_template_errors(tmp_path: Path) -> None:
     template = "a person is {label}"
-    assert "no column 'label', but caption_template needs it; columns found: video, labels" in csv_error(
+    assert "no column 'label' (nor labels), but caption_template needs it; columns found: video, lables" in csv_error(
         tmp_path, "video,lables\na,x\n", caption_template=template
     )
     text = csv_error(tmp_path, "video,label\na,x\nb,\nc,4\n", caption_template=template)
