@@ -47,7 +47,7 @@ from twinreel.distributed import exchange, process_group, share_buffers, world
 from twinreel.gradients import global_gradient
 from twinreel.models import MODELS
 from twinreel.monitors import embedding_statistics
-from twinreel.parts import Parts, build_parts, training_rules
+from twinreel.parts import Parts, build_parts, for_device, training_rules
 from twinreel.recipe import Recipe, load_recipe
 
 CPU = torch.device("cpu")
@@ -150,6 +150,7 @@ class Side:
         """Of `clips` in each of the processes there are."""
         batch = f"train.global_batch_size={clips * world().size}"
         recipe = load_recipe("demo", [f"data.root={root}", f"data.num_videos={NUM_VIDEOS}", "eval.split=null", batch])
+        recipe = for_device(recipe, CPU)
         parts = build_parts(recipe, CPU)
         for group in parts.optimizer.param_groups:
             group["lr"] = 0.0

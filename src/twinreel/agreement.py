@@ -24,7 +24,7 @@ from twinreel.data.plan import Shares
 from twinreel.distributed import leave, process_group, world
 from twinreel.errors import TrainingError, TwinreelError
 from twinreel.gradients import Compared, GradientStep, global_gradient
-from twinreel.parts import Parts, build_parts, for_device, read_batches
+from twinreel.parts import PLAIN_SCHEDULE, Parts, build_parts, for_device, read_batches
 from twinreel.recipe import EvalSection, Recipe, load_recipe
 from twinreel.tasks import Contrastive
 
@@ -98,7 +98,7 @@ def _small(recipe: Recipe) -> Recipe:
         update={
             "data": recipe.data.model_copy(update={"repeated_augmentation": 1, "mixup": 0.0, "cutmix": 0.0}),
             "train": recipe.train.model_copy(update=changed),
-            "optim": recipe.optim.model_copy(update={"warmup_steps": None, "warmup_epochs": None}),
+            "optim": recipe.optim.model_copy(update=PLAIN_SCHEDULE),
             "eval": EvalSection.model_validate({}),
         }
     )

@@ -166,13 +166,11 @@ def build_task(recipe: Recipe, checkpoint: Path | None = None, rows: Sequence[Cl
 
 
 def _new_classes(recipe: Recipe, rows: Sequence[Clip]) -> ClassTable:
-    """The classes of a file of names, in its order, or else of the labels of the rows."""
+    """The classes of a file of names, in the order of their numbers, or else of the labels of the rows."""
     multi_label, names = recipe.task.multi_label, recipe.data.options.get("class_names")
     if not isinstance(names, str):
         return ClassTable.from_rows(rows, multi_label=multi_label, num_classes=recipe.model.num_classes)
     by_number = read_class_names(names)
-    if sorted(by_number) != list(range(len(by_number))):
-        raise DataError(f"{names}: classes must be numbered from 0 without a gap; {len(by_number)} are named")
     if recipe.model.num_classes not in (None, len(by_number)):
         raise ConfigError(f"model.num_classes={recipe.model.num_classes}, but {names} names {len(by_number)} classes")
     table = ClassTable(tuple(by_number[number] for number in sorted(by_number)), multi_label)
@@ -196,6 +194,16 @@ def build_model(recipe: Recipe, task: Task, captions: Iterable[str]) -> nn.Modul
         captions: what a vocabulary is built from if the recipe names none.
     """
     section = recipe.model
+    if section.weights_scope == "backbone" and section.weights is None:
+        raise ConfigError(
+            "model.weights_scope=backbone, but there are no weights: name their file, model.weights=FILE, or train "
+            "from random weights with model.weights_scope=all"
+        )
+    if recipe.train.batch_norm == "frozen" and section.weights is None and isinstance(task, ActionRecognition):
+        raise ConfigError(
+            "train.batch_norm=frozen with random weights: statistics of 0 and 1 would stay for good; name "
+            "model.weights, or set train.batch_norm=per_process"
+        )
     vocabulary: Vocabulary | None
     if section.vocabulary is not None:
         vocabulary = Vocabulary.load(section.vocabulary, fold_case=section.fold_case)

@@ -26,7 +26,7 @@ from twinreel.data.transforms import network_input
 from twinreel.errors import DataError
 from twinreel.gradients import GradientStep
 from twinreel.knobs import DataPath, FloorShare
-from twinreel.parts import Parts, build_parts, training_rules
+from twinreel.parts import Parts, build_parts, for_device, training_rules
 from twinreel.recipe import Recipe
 
 __all__ = ["LoaderReport", "bench_loader"]
@@ -91,6 +91,7 @@ def bench_loader(recipe: Recipe, *, clips: int = 64, say: Say = lambda text: Non
         ConfigError, DataError: what training would stop at; no clip can be read.
     """
     device = pick_device(recipe.train.device)
+    recipe = for_device(recipe, device)
     parts = build_parts(recipe, device)
     rules = training_rules(recipe, parts.model)
     views = recipe.data.repeated_augmentation

@@ -71,7 +71,8 @@ def check_recipe(recipe: Recipe, sheet: Path, *, steps: int = 0) -> CheckResult:
     device = pick_device(recipe.train.device)
     recipe = for_device(recipe, device)
     parts = build_parts(recipe, device)
-    model = parts.model.train()
+    parts.train_mode()
+    model = parts.model
     captions = _captions(parts)
     began = time.perf_counter()
     batch = read_batches(recipe, parts, most=1)[0]

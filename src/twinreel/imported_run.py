@@ -44,7 +44,9 @@ def import_run(
         )
     network: Any = create_model(imported.model, weights=imported.out)
     classes = ClassTable(_names(class_names, network.num_classes))
-    recipe = _recipe(imported.model, imported.options, imported.preprocessing.to_dict())
+    config = imported.found.config
+    judging = config.judging if config is not None else {}
+    recipe = _recipe(imported.model, imported.options, imported.preprocessing.to_dict(), judging)
     description = {
         "name": imported.model,
         "options": {key: value for key, value in imported.options.items() if key != "num_classes"},
@@ -52,8 +54,8 @@ def import_run(
         "has_vocabulary": False,
         "class_names": list(classes.names),
     }
-    write_run_files(folder, recipe)
     save_checkpoint(folder, 0, network, description, {"imported": Path(path).name})
+    write_run_files(folder, recipe)
     imported.out.unlink()
     return recipe
 
@@ -67,19 +69,21 @@ def _names(path: str | Path | None, num_classes: int) -> tuple[str, ...]:
     return tuple(named[number] for number in range(num_classes))
 
 
-def _recipe(model: str, options: dict[str, Any], preprocessing: dict[str, Any]) -> Recipe:
-    """How it is judged: on 10 x 3 views of its test scale, or 5 x 1 where the size is fixed."""
+def _recipe(model: str, options: dict[str, Any], preprocessing: dict[str, Any], judging: dict[str, Any]) -> Recipe:
+    """How it is judged: as the configuration inside says, else as published: 10 x 3 of the test scale, MViT 5 x 1."""
     several = options.get("head_activation") == "sigmoid"
-    fixed = model.startswith("mvit")
-    views: dict[str, Any] = {"num_clips": 5} if fixed else {"num_clips": 10, "num_crops": 3}
-    if not fixed:
-        views["crop_size"] = preprocessing["short_side"] or preprocessing["crop_size"]
+    published: dict[str, Any] = {"num_clips": 5, "windows": "slowfast_offset"}
+    if not model.startswith("mvit"):
+        side = preprocessing["short_side"] or preprocessing["crop_size"]
+        published = {"num_clips": 10, "num_crops": 3, "windows": "slowfast", "crop_size": side}
+    views = {name: value for name, value in (judging or published).items() if value is not None}
+    views.setdefault("combine_views", "max" if several else "mean")
     options = {key: value for key, value in options.items() if key != "num_classes"}
     tree = {
         "model": {"name": model, **options, "preprocessing": preprocessing},
         "task": {"name": "action_recognition", "multi_label": several},
         "data": {"source": "manifest"},
         "train": {"num_steps": 1},
-        "eval": {**views, "windows": "slowfast", "combine_views": "max" if several else "mean"},
+        "eval": views,
     }
     return build_recipe(Tree(tree, {"": "twinreel import"}))

@@ -44,6 +44,7 @@ from twinreel.recipe import OptimSection, Recipe
 from twinreel.tasks import ActionRecognition, Contrastive, Task, WholeModel
 
 __all__ = [
+    "PLAIN_SCHEDULE",
     "Parts",
     "build_parts",
     "compared_clips",
@@ -55,6 +56,10 @@ __all__ = [
 ]
 
 FEW_NEGATIVES = 32
+# Of a short trial, whose few steps a recipe's epochs do not fit into.
+PLAIN_SCHEDULE: dict[str, Any] = {
+    "warmup_steps": None, "warmup_epochs": None, "decay": "none", "decay_epochs": (), "decay_factors": ()
+}  # fmt: skip
 
 
 @dataclass(slots=True, kw_only=True)
@@ -165,9 +170,16 @@ def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Par
     task.to(device)
     if train.memory_format == "channels_last":
         _channels_last(model)
+    if eval_rows and recipe.eval.crop_size not in (None, preprocessing.crop_size):
+        _try_evaluation_size(recipe, task, model)
     apply_batch_norm(model, train.batch_norm, device, world().size)
     idle = freeze(model, recipe.model.freeze)
     norms = _learning_norms(model, recipe, idle)
+    if train.precise_bn_batches and not norms:
+        raise ConfigError(
+            f"train.precise_bn_batches={train.precise_bn_batches}: no batch norm of this model learns statistics; "
+            "leave it out"
+        )
     if train.activation_checkpointing:
         checkpoint_activations(model)
     whole = WholeModel(model, task)
@@ -309,6 +321,19 @@ def _check_evaluation_rows(recipe: Recipe, task: Task, rows: Sequence[Clip]) -> 
         )
 
 
+@torch.no_grad()
+def _try_evaluation_size(recipe: Recipe, task: Task, model: nn.Module) -> None:
+    """One clip of nothing at the size that is judged: what does not fit is found before the first step."""
+    preprocessing: Any = model.preprocessing
+    prep = view_rules(preprocessing, recipe.eval).preprocessing
+    was_training = model.training
+    model.eval()
+    if isinstance(task, ActionRecognition):
+        device = next(model.parameters()).device
+        task.scores(model, torch.zeros(1, 3, prep.num_frames, prep.crop_size, prep.crop_size, device=device))
+    model.train(was_training)
+
+
 def _channels_last(model: nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.ndim == 5 and parameter[0, 0].numel() > 1:  # else all layouts are one, and DDP warns of them
@@ -405,6 +430,7 @@ def start_line(recipe: Recipe, parts: Parts, step: int) -> str:
     base = max(group["base_learning_rate"] for group in parts.optimizer.param_groups)
     rates = [base * factor for factor in (parts.schedule.factor(0), parts.schedule.highest)]
     rates.append(base * parts.schedule.factor(parts.total_steps - 1))
+    landmarks = parts.schedule.landmarks()
     own = "".join(f", {name} at {rate:g}" for name, rate in recipe.optim.learning_rates.items())
     trained = sum(p.numel() for p in parts.parameters)
     frozen = sum(p.numel() for p in parts.model.parameters() if not p.requires_grad)
@@ -423,6 +449,7 @@ def start_line(recipe: Recipe, parts: Parts, step: int) -> str:
         f"a clip is {prep.clip_words(recipe.data.clip_start)}, {prep.crop_size} x {prep.crop_size} pixels",
         f"learning rate first {rates[0]:.3g}, highest {rates[1]:.3g}, last {rates[2]:.3g} ({recipe.optim.name}{own}, "
         f"warm-up {parts.schedule.warmup_steps:g} steps); it belongs to the global batch and is never scaled",
+        "its curve: " + ", ".join(f"step {at + 1} {base * parts.schedule.factor(at):.3g}" for at in landmarks),
         f"parameters {trained:,} trained, {frozen:,} frozen"
         + (f", weights averaged (EMA {train.ema_decay:g})" if train.ema_decay is not None else "")
         + (f"; going on from step {step}" if step else "; from step 0"),

@@ -7,7 +7,7 @@ judged they are taken anew from batches that are run without a gradient.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -30,9 +30,12 @@ __all__ = ["take_precise_statistics"]
 def take_precise_statistics(parts: Parts, recipe: Recipe, step: int) -> None:
     """Set the running statistics of `parts.norms` to those of `train.precise_bn_batches` micro-batches.
 
-    Each process runs micro-batches of its own: those of the steps that come next, so that the same step always gives
-    the same statistics. Mean = mean of the batch means; variance = mean of the (unbiased) batch variances + variance of
-    the batch means. Norms that are frozen stay as they are.
+    Each process runs micro-batches of its own, of the clips that can be read: those of the steps that come next, so
+    that the same step always gives the same statistics (faults are counted when those steps are trained). Where
+    weights are averaged the statistics are those of the averaged ones, which are judged; training reads none.
+
+    Mean = mean of the batch means; variance = mean of the (unbiased) batch variances + variance of the batch means.
+    Norms that are frozen stay as they are.
 
     Args:
         parts: what computes.
@@ -46,7 +49,8 @@ def take_precise_statistics(parts: Parts, recipe: Recipe, step: int) -> None:
     for norm in norms:
         norm.momentum = 1.0  # the running statistics are then those of the last batch
     try:
-        sums, count = _run(parts, recipe, step, norms)
+        with parts.average.swapped_in(parts.model) if parts.average is not None else nullcontext():
+            sums, count = _run(parts, recipe, step, norms)
     finally:
         for norm, momentum in zip(norms, before, strict=True):
             norm.momentum = momentum
@@ -71,11 +75,15 @@ def _run(parts: Parts, recipe: Recipe, step: int, norms: Sequence[Any]) -> tuple
     sums, count = torch.zeros(3, sum(len(norm.running_mean) for norm in norms), dtype=torch.float64), 0
     with closing(feed_device(loader, parts.device)) as batches, repeatable_kernels(recipe, parts.device):
         for index, batch in enumerate(batches):
-            if not bool(batch.valid.any()):
+            readable = bool(batch.valid.any())
+            if recipe.train.batch_norm == "sync":  # all processes normalize together, or none does
+                readable = bool(exchange([float(readable)]).all())
+            if not readable:
                 continue
             work = GradientStep(parts, recipe, [batch], step)
             text, _ = task.inputs(parts.model, batch)
-            work.run(whole, work.video(batch), text, index)
+            video = work.video(batch)
+            work.run(whole, video[batch.valid.to(video.device)], text, index)
             means = torch.cat([norm.running_mean for norm in norms]).double().cpu()
             variances = torch.cat([norm.running_var for norm in norms]).double().cpu()
             sums += torch.stack([means, means**2, variances])

@@ -230,7 +230,7 @@ class OptimSection(_Section):
     @model_validator(mode="after")
     def _check(self) -> OptimSection:
         if self.warmup_steps is not None and self.warmup_epochs is not None:
-            raise ValueError("give optim.warmup_steps or optim.warmup_epochs, not both")
+            raise ValueError("give optim.warmup_steps or optim.warmup_epochs, not both; set the other to null")
         if self.clip_norm is not None and self.clip_value is not None:
             raise ValueError("give optim.clip_norm or optim.clip_value, not both")
         if self.final_learning_rate > self.learning_rate:
@@ -382,7 +382,9 @@ class Recipe(_Section):
             other = "contrastive"
             given = {"task.num_candidates": task.num_candidates != 1, "task.learn_temperature": task.learn_temperature}
             given |= {"train.cached_negatives": self.train.cached_negatives, "model.vocabulary": self.model.vocabulary}
-            given |= {"eval.merge_equal_captions": judged.merge_equal_captions}
+            given |= {"eval.merge_equal_captions": judged.merge_equal_captions, "task.max_words": task.max_words != 20}
+            given |= {"eval.max_words": judged.max_words != 30, "model.fold_case": not self.model.fold_case}
+            given |= {"model.min_word_count": self.model.min_word_count != 1}
         problems = [f"{name} goes with task.name={other}; leave it out" for name, value in given.items() if value]
         activation = self.model.options.get("head_activation")
         wrong = "softmax" if task.multi_label else "sigmoid"
@@ -390,6 +392,25 @@ class Recipe(_Section):
             problems.append(
                 f"model.head_activation={wrong} does not go with task.multi_label={str(task.multi_label).lower()}"
             )
+        if not contrastive and task.multi_label and task.loss == "cross_entropy":
+            problems.append(
+                "task.loss=cross_entropy is for one class a clip; with task.multi_label=true leave it out or set "
+                "task.loss=binary_cross_entropy"
+            )
+        mixes = data.mixup > 0 or data.cutmix > 0
+        idle = {
+            "data.mix_probability": data.mix_probability != 1 and not mixes,
+            "data.mix_switch_probability": data.mix_switch_probability != 0.5 and not (data.mixup and data.cutmix),
+            "data.crop_area": data.crop_area != (0.08, 1.0) and data.crop != "resized",
+            "train.precise_bn_batches": self.train.precise_bn_batches > 0 and self.train.batch_norm == "frozen",
+        }
+        needs = {
+            "data.mix_probability": "data.mixup or data.cutmix", "data.mix_switch_probability": "data.mixup and cutmix",
+            "data.crop_area": "data.crop=resized", "train.precise_bn_batches": "batch norms that are not frozen",
+        }  # fmt: skip
+        problems += [
+            f"{name} does nothing without {needs[name]}; leave it out" for name, value in idle.items() if value
+        ]
         if best is not None and ("/" in best) != contrastive:
             problems.append(f"eval.best_metric={best} is none of task.name={task.name}; leave it out")
         elif best is not None and not contrastive and (best == "mean_average_precision") != task.multi_label:
@@ -484,11 +505,12 @@ def build_recipe(tree: Tree) -> Recipe:
 def _with_whole_preprocessing(recipe: Recipe) -> Recipe:
     """The model's own preprocessing filled in, so that a resolved recipe says everything.
 
-    A user's own model states it itself when it is built; only what the recipe changes is known here.
+    A user's own model states it itself when it is built, and so may weights that were imported; only what the recipe
+    changes is known here.
     """
     section = recipe.model
-    if ":" in section.name:
-        return recipe
+    if ":" in section.name or isinstance(section.weights, str):
+        return recipe  # stated by the user's model, or perhaps by the weights
     options = {name: value for name, value in section.options.items() if name != "word_vectors"}
     with torch.device("meta"):  # shapes only: nothing is drawn or held
         table: Mapping[str, Callable[..., Any]] = TOWERS if recipe.task.name == "contrastive" else CLASSIFIERS

@@ -31,6 +31,7 @@ class State:
     rows_digest: str = ""
     num_processes: int = 1
     num_negatives: int | None = None
+    computes: str = ""
 
     def counters(self) -> dict[str, float]:
         """What metrics.jsonl says of the run so far."""
@@ -44,6 +45,7 @@ def restore(recipe: Recipe, parts: Parts, checkpoint: Path | None) -> tuple[Stat
         CheckpointError: the rows have changed since, or the checkpoint does not fit.
     """
     now: dict[str, Any] = {"num_processes": world().size, "num_negatives": num_negatives(recipe, parts)}
+    now["computes"] = f"{recipe.train.precision}, {recipe.train.memory_format}"  # what `auto` was, too
     if checkpoint is None:
         return State(rows_digest=parts.rows_digest, **now), []
     with together():
@@ -55,6 +57,7 @@ def restore(recipe: Recipe, parts: Parts, checkpoint: Path | None) -> tuple[Stat
         if (before := getattr(state, name)) not in (value, None)
     ]
     state.num_processes, state.num_negatives = now["num_processes"], now["num_negatives"]
+    state.computes = now["computes"]
     return state, changes
 
 

@@ -14,7 +14,7 @@ from twinreel.errors import ConfigError, DataError
 from twinreel.gradients import StepResult, clip_gradient, global_gradient
 from twinreel.guards import out_of_memory_ladder, repeatable_kernels
 from twinreel.monitors import output_statistics
-from twinreel.parts import Parts, build_parts, for_device, read_batches
+from twinreel.parts import PLAIN_SCHEDULE, Parts, build_parts, for_device, read_batches
 from twinreel.recipe import EvalSection, Recipe
 
 __all__ = ["Trial", "judge", "try_steps"]
@@ -101,12 +101,11 @@ def _small(recipe: Recipe, steps: int) -> Recipe:
     fits = micro is not None and size % micro == 0 and not recipe.train.cached_negatives
     train: dict[str, Any] = {"global_batch_size": size, "num_steps": steps, "num_epochs": None, "ema_decay": None}
     train["micro_batch_size"] = micro if fits else None
-    optim = {"warmup_steps": None, "warmup_epochs": None}
     return recipe.model_copy(
         update={
             "data": recipe.data.model_copy(update={"repeated_augmentation": 1, "mixup": 0.0, "cutmix": 0.0}),
             "train": recipe.train.model_copy(update=train),
-            "optim": recipe.optim.model_copy(update=optim),
+            "optim": recipe.optim.model_copy(update=PLAIN_SCHEDULE),
             "eval": EvalSection.model_validate({}),
         }
     )

@@ -140,6 +140,7 @@ def test_two_steps_of_a_classifier(name, labeled, tmp_path):
     outcome = twinreel(
         "train", name, "data.source=manifest", f"data.manifest={labeled / 'train.csv'}", "data.split=null",
         "data.num_workers=0", f"model.preprocessing={small}", "model.weights=null", "model.weights_scope=all",
+        "train.batch_norm=per_process",
         "data.rand_augment=null", *short_side, "train.num_epochs=null", "train.num_steps=2",
         "train.global_batch_size=4", "train.micro_batch_size=4", "train.precise_bn_batches=0", "train.log_every=1",
         "train.device=cpu", "optim.warmup_epochs=null", "optim.warmup_steps=1",

@@ -183,7 +183,8 @@ def test_the_run_folder_says_what_happened(tmp_path, videos):  # B050: batch, ac
     for words in ("rows 8", "global batch 4 = 1 process x 1 micro-batch x 4 clips on cpu",
                   "12 negative captions a clip (of the global batch)",
                   "4 frames at 8 a second = 0.5 s",
-                  "learning rate first 0.0002, highest 0.002", "trained, 0 frozen", "from step 0"):  # fmt: skip
+                  "learning rate first 0.0002, highest 0.002", "its curve: step 1 0.0002, step 3 0.002, ",
+                  "trained, 0 frozen", "from step 0"):  # fmt: skip
         assert words in log, words
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

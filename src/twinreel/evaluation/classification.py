@@ -123,7 +123,7 @@ def evaluate_classification(
     model.train(was_training)
     kept = [row for row, valid in zip(rows, viewed.valid.tolist(), strict=True) if valid]
     values, classes = on_main(lambda: _judge(model, task, kept, viewed.values[viewed.valid]))
-    protocol = _protocol(model, task, section, rules, viewed) | _classes_fact(task, classes)
+    protocol = _protocol(model, task, section, rules, viewed) | _classes_fact(task, classes, kept)
     return Report(metrics=values, protocol=protocol, faults=viewed.faults, classes=classes)
 
 
@@ -212,9 +212,12 @@ def _scores_fact(model: nn.Module, task: ActionRecognition) -> str:
     return f"{activation} at every pooled position, then averaged over positions"
 
 
-def _classes_fact(task: ActionRecognition, classes: ClassResults) -> dict[str, Any]:
+def _classes_fact(task: ActionRecognition, classes: ClassResults, rows: Sequence[Clip]) -> dict[str, Any]:
     occurring = sum(count > 0 for count in classes.counts)
     fact = f"{len(classes.names)}, of which {occurring} occur"
     if task.classes.multi_label and occurring < len(classes.names):
         fact += f"; the {len(classes.names) - occurring} without a positive are left out of the mean"
+    numbers = any(isinstance(label, int) for row in rows for label in row.labels)
+    if numbers and task.classes.names != tuple(map(str, range(len(task.classes)))):
+        fact += f"; the labels are numbers: places among the classes, 0 = {task.classes.names[0]}"
     return {"classes": fact}

@@ -293,6 +293,11 @@ class MViT(nn.Module):
         features: Tensor = self.norm(tokens)[:, 0]
         return features
 
+    def layer_groups(self) -> list[list[str]]:
+        """The layers from the input to the classes, for layer-wise learning rates: norm and head are one, as there."""
+        blocks = [[f"blocks.{place}"] for place in range(len(self.blocks))]
+        return [["cls_token", "patch_embed"], *blocks, ["norm", "head"]]
+
     def reset_head(self, num_classes: int) -> None:
         """Start a new last layer for another number of classes, with the start values of a new model.
 

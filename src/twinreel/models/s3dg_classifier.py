@@ -61,6 +61,13 @@ class S3DGClassifier(nn.Module):
         """`mixed_5c` averaged over time and space, (B, F)."""
         return self.video_tower.forward_features(video)
 
+    def layer_groups(self) -> list[list[str]]:
+        """The layers from the input to the classes, for layer-wise learning rates."""
+        with_weights = [
+            name for name, part in self.video_tower.named_children() if next(part.parameters(), None) is not None
+        ]
+        return [[f"video_tower.{name}"] for name in with_weights]
+
     def reset_head(self, num_classes: int) -> None:
         """New classes at random: N(0, 0.01), as the SlowFast code has it."""
         old = self.video_tower.fc

@@ -136,6 +136,11 @@ def _layer_scales(model: nn.Module, layer_decay: float) -> dict[str, float]:
     if layer_decay == 1.0:
         return {}
     layers = layers_by_depth(model)
+    if len(layers) < 2:
+        raise ConfigError(
+            f"optim.layer_decay={layer_decay:g}: {type(model).__name__} has one layer; give it a method layer_groups() "
+            "that names its layers from the input to the output, or set optim.layer_decay=1"
+        )
     depth_of = {part: depth for depth, layer in enumerate(layers) for part in layer}
     scales = {}
     for name, _ in model.named_parameters():

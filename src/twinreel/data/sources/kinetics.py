@@ -32,7 +32,12 @@ _FILES = {  # how the CSV of a split may be called, without its suffix
 
 
 def rows(
-    root: str | Path | None, split: str | None, *, csv: str | None = None, caption_template: str | None = None
+    root: str | Path | None,
+    split: str | None,
+    *,
+    csv: str | None = None,
+    caption_template: str | None = None,
+    class_names: str | None = None,
 ) -> list[Clip]:
     """A row for each line of Kinetics' own CSV, of PySlowFast's, or for each video of `<split>/<class>/`.
 
@@ -43,6 +48,7 @@ def rows(
         split: `train`, `val` (also `validate`, `validation`) or `test`; None: all that there are.
         csv: one CSV, from root, instead of those found by their names.
         caption_template: such as `'a person is {label}'`.
+        class_names: of PySlowFast's lists: a file with the names of class numbers, from the current folder.
 
     Raises:
         ConfigError: no root.
@@ -58,7 +64,7 @@ def rows(
     files = find_lists(base, split, "source kinetics")
     if all(_has_header(path) for path in files.values()):
         return read_manifests(list(files.values()), root=base, split=split, caption_template=caption_template)
-    return _path_lists(files, base, caption_template)
+    return _path_lists(files, base, caption_template, class_names)
 
 
 def _has_header(path: Path) -> bool:
@@ -67,11 +73,11 @@ def _has_header(path: Path) -> bool:
         return "youtube_id" in file.readline().lower()
 
 
-def _path_lists(files: Mapping[str, Path], base: Path, template: str | None) -> list[Clip]:
+def _path_lists(files: Mapping[str, Path], base: Path, template: str | None, class_names: str | None) -> list[Clip]:
     """Rows of PySlowFast's `path label` lists, whose split is the name of the file."""
     clips: list[Clip] = []
     for name, path in files.items():
-        read = read_manifests([path], root=base, caption_template=template)
+        read = read_manifests([path], root=base, caption_template=template, class_names=class_names)
         clips += [dataclasses.replace(clip, split=name) for clip in read]
     ids = Counter(clip.id for clip in clips)
     twice = next((id for id, count in ids.items() if count > 1), None)

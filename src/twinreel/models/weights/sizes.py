@@ -27,6 +27,10 @@ def sizes_of(tensors: Mapping[str, Tensor], *, scope: Scope = "all") -> dict[str
     ):
         if key in tensors:
             sizes.update((name, size) for name, size in zip(options, tensors[key].shape, strict=False) if name)
+    if "s4.pathway1_res22.branch2.a.weight" in tensors:  # a SlowFast of ResNet-101: how many blocks look along time
+        for option, pathway in (("slow_temporal_blocks", 0), ("fast_temporal_blocks", 1)):
+            kernels = (tensors.get(f"s4.pathway{pathway}_res{block}.branch2.a.weight") for block in range(23))
+            sizes[option] = sum(kernel is not None and kernel.shape[2] > 1 for kernel in kernels)
     if "text_tower.fc1.weight" in tensors:
         sizes["text_tower"] = "word_max"
     elif "text_tower.fc.weight" in tensors:
