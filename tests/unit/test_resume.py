@@ -43,7 +43,7 @@ def scored(monkeypatch, *scores):
 
     def planted(parts, wanted, log):
         report = real(parts, wanted, log)
-        report.metrics[wanted.eval.best_metric] = next(left)
+        report.metrics[wanted.best_metric] = next(left)
         return report
 
     monkeypatch.setattr(training, "_evaluate", planted)
@@ -95,7 +95,7 @@ def test_the_best_is_chosen_again_when_its_checkpoint_was_moved_aside(tmp_path, 
     assert link(run, "best") is None and find_checkpoint(run)[0].name == "step_0000003"
     train(wanted, run, resume=True, quiet=True)
     assert link(run, "best") == "step_0000002"  # 0.5, of those that are left and judged
-    metric = wanted.eval.best_metric
+    metric = wanted.best_metric
     assert [(line["step"], line[metric]) for line in records(run, "eval")] == [(2, 0.5), (4, 0.4), (6, 0.3)]
 
 

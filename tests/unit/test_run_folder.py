@@ -143,14 +143,14 @@ def test_a_run_that_was_killed_before_it_wrote_anything_may_begin_again(tmp_path
 def test_a_job_holds_its_folder_until_it_ends(tmp_path, videos, monkeypatch):
     """While it trains, while it judges, and no longer."""
     run, seen = tmp_path / "run", []
-    real = training.evaluate_retrieval
+    real = training.evaluate_task
 
     def judged(*args, **options):
         seen.append(refusal(run))
         return real(*args, **options)
 
     in_step(monkeypatch, 3, lambda: seen.append(refusal(run)))
-    monkeypatch.setattr(training, "evaluate_retrieval", judged)
+    monkeypatch.setattr(training, "evaluate_task", judged)
     train(recipe(videos), run, quiet=True)
     assert len(seen) == 2 and all(f"process {os.getpid()} on" in text for text in seen)
     assert refusal(run) is None
