@@ -15,11 +15,13 @@ from small_runs import (
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from twinreel.assembly import load_model, load_run
+from twinreel.assembly import evaluation_rows, load_model, load_run
 from twinreel.check import check_recipe
 from twinreel.checkpoint import find_checkpoint, read_model_json
+from twinreel.data.decode import probe
 from twinreel.data.transforms import network_input
 from twinreel.errors import ConfigError, DataError, TrainingError
+from twinreel.evaluation import evaluate, view_rules
 from twinreel.parts import build_parts, read_batches, training_rules
 from twinreel.recipe import load_recipe
 from twinreel.replay import replay
@@ -210,3 +212,19 @@ def test_several_classes_a_clip(tmp_path):
         class_recipe(videos, *lists, "task.multi_label=true", "model={name: x3d_small, head_activation: softmax}")
     small = class_recipe(videos, *lists, "task.multi_label=true", "model={name: x3d_small}")
     assert small.model.options["head_activation"] == "sigmoid"
+
+
+def test_judging_while_training_draws_nothing(videos, tmp_path):
+    """One clip from the center, whatever the epoch and whatever was drawn elsewhere."""
+    report = train(class_recipe(videos, "eval.num_clips=1"), tmp_path / "run", quiet=True).report
+    assert "1 window (uniform) x 1 crop" in report.protocol["views"]
+    run = load_run(tmp_path / "run")
+    assert evaluate(run).metrics == report.metrics
+    rules, row = view_rules(run.model.preprocessing, run.recipe.eval), evaluation_rows(run.recipe)[0]
+    looks = []
+    for epoch in (0, 5):
+        torch.manual_seed(epoch)
+        looks.append(rules(row, epoch))
+    assert torch.equal(looks[0].frames, looks[1].frames) and not looks[0].flip
+    middle = looks[0].pts_seconds.mean() + 1 / 16  # a frame lasts an eighth of a second
+    assert float(middle) == pytest.approx(probe(row.video).duration_seconds / 2, abs=0.1)

@@ -15,6 +15,7 @@ from twinreel.config import import_function, nearest
 from twinreel.errors import ConfigError
 from twinreel.models import conv3d, mvit, resnet3d, s3dg, s3dg_classifier, slowfast, x3d
 from twinreel.models.classifier import VideoClassifier, check_classifier
+from twinreel.models.founding_config import read_config
 from twinreel.models.preprocessing import Preprocessing
 from twinreel.models.two_towers import TwoTowers, VideoTextModel, check_towers
 from twinreel.models.weights import Scope, Weights, load_partial, load_weights, read_weights, sizes_of
@@ -217,9 +218,18 @@ def _take_description(
     scope: Scope,
     preprocessing: Preprocessing | Mapping[str, Any] | None,
 ) -> Preprocessing | Mapping[str, Any] | None:
-    """Fill in options that an imported file states and that are not given; its preprocessing, with what is given."""
-    if weights.model is None:
+    """Fill in options that an imported file states and that are not given; its preprocessing, with what is given.
+
+    A founding file that holds its configuration states how it reads videos, no options.
+    """
+    if weights.model is None and (weights.config is None or isinstance(preprocessing, Preprocessing)):
         return preprocessing
+    if weights.model is None and weights.config is not None:
+        given = dict(preprocessing or {})
+        stated = read_config(weights.config, weights.source).preprocessing
+        if given.get("frame_rate") is not None or given.get("frame_stride") is not None:
+            stated = {key: value for key, value in stated.items() if not key.startswith("frame_")}
+        return stated | given
     if weights.model != name:
         _log.warning("%s was imported as %s; here it starts a %s", weights.source, weights.model, name)
         return preprocessing
