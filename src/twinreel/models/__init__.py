@@ -222,9 +222,9 @@ def _take_description(
 
     A founding file that holds its configuration states how it reads videos, no options.
     """
-    if weights.model is None and (weights.config is None or isinstance(preprocessing, Preprocessing)):
-        return preprocessing
-    if weights.model is None and weights.config is not None:
+    if weights.model is None:
+        if weights.config is None or isinstance(preprocessing, Preprocessing):
+            return preprocessing
         given = dict(preprocessing or {})
         stated = read_config(weights.config, weights.source).preprocessing
         if given.get("frame_rate") is not None or given.get("frame_stride") is not None:
