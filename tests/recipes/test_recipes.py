@@ -12,7 +12,7 @@ from cli.command_line import twinreel
 from twinreel.assembly import load_model
 from twinreel.config import import_function
 from twinreel.data.sources import generated
-from twinreel.recipe import _find, list_recipes, load_recipe, recipe_header
+from twinreel.recipe import find_recipe, list_recipes, load_recipe, recipe_header
 
 # What makes a model small and quick. A model that is not here stops the test until it is.
 SHRUNK = {
@@ -57,12 +57,12 @@ def task_of(name):
     return yaml.safe_load(source(name)).get("task", {}).get("name", "contrastive")
 
 
-TWO_TOWERS = [name for name in list_recipes() if "contrastive" in _find(name).read_text(encoding="utf-8")]
+TWO_TOWERS = [name for name in list_recipes() if "contrastive" in find_recipe(name).read_text(encoding="utf-8")]
 CLASSIFYING = [name for name in list_recipes() if name not in TWO_TOWERS]
 
 
 def source(name):
-    return _find(name).read_text(encoding="utf-8")
+    return find_recipe(name).read_text(encoding="utf-8")
 
 
 def commands(name):
@@ -125,7 +125,7 @@ def test_a_recipe_can_be_copied_before_there_is_a_manifest():
 
 
 def is_heavy(name):
-    return yaml.safe_load(_find(name).read_text(encoding="utf-8"))["model"]["name"] not in LIGHT
+    return yaml.safe_load(find_recipe(name).read_text(encoding="utf-8"))["model"]["name"] not in LIGHT
 
 
 @pytest.mark.parametrize(

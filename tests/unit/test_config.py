@@ -208,9 +208,9 @@ def test_every_shipped_recipe_loads_once_the_user_says_where_data_lie(name):
 
 
 def load_tree_of(name):
-    from twinreel.recipe import _find
+    from twinreel.recipe import find_recipe
 
-    return load_tree(_find(name)).values
+    return load_tree(find_recipe(name)).values
 
 
 @pytest.mark.parametrize("override", ["data.root=&x [*x]", "data.root=!!int abc", "train.num_steps=!!timestamp 2001"])

@@ -1,42 +1,26 @@
-"""The recipe: the typed table of contents of a run.
-
-Sections are immutable. `model`, `task`, `data` and `eval` also take the options of what they name: those are checked
-against that function's own signature, which is the schema, written once. Nothing is inherited between files.
-"""
+"""The sections of a recipe: every key, its type, its default and what it is for."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import resources
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from twinreel import losses
-from twinreel.config import Tree, check_options, import_function, load_tree, nearest, validate
 from twinreel.data.augment import RandAugment
-from twinreel.data.sources import SOURCES
 from twinreel.data.transforms import flip_partners
 from twinreel.errors import ConfigError
-from twinreel.models import CLASSIFIERS, MODELS, TOWERS
-from twinreel.tasks import TASKS
 
 __all__ = [
     "DataSection",
     "EvalSection",
     "ModelSection",
+    "OpenSection",
     "OptimSection",
-    "Recipe",
+    "PreprocessingSection",
+    "Section",
     "TaskSection",
     "TrainSection",
-    "list_recipes",
-    "load_recipe",
-    "recipe_header",
 ]
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -59,19 +43,16 @@ BestMetric = Literal[
 Split = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value), Field(min_length=1)]
 Cadence = Annotated[str, Field(pattern=r"^[1-9][0-9]* (steps?|epochs?)$")]
 
-RESERVED = {
-    "model": ("vocabulary", "preprocessing", "num_classes"),
-    "task": ("mask", "valid", "text_ids", "own", "negative_seed", "targets"),
-    "data": ("manifest", "caption_template"),
-    "eval": ("manifest", "caption_template"),
-}
 
+class Section(BaseModel):
+    """A section that has no other keys than these."""
 
-class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
-class _OpenSection(BaseModel):
+class OpenSection(BaseModel):
+    """A section that also takes the options of the function that it names."""
+
     model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
 
     @property
@@ -80,7 +61,7 @@ class _OpenSection(BaseModel):
         return dict(self.__pydantic_extra__ or {})
 
 
-class PreprocessingSection(_Section):
+class PreprocessingSection(Section):
     """What the model wants of a video, where the recipe differs from the model's own default."""
 
     num_frames: Count | None = Field(None, description="frames a clip")
@@ -95,7 +76,7 @@ class PreprocessingSection(_Section):
     channel_order: Literal["rgb", "bgr"] | None = Field(None, description="order of the color channels")
 
 
-class ModelSection(_OpenSection):
+class ModelSection(OpenSection):
     """Which model, where it starts from, and what of it is trained."""
 
     name: str = Field(description="a name of `twinreel list`, or package.module:function")
@@ -109,7 +90,7 @@ class ModelSection(_OpenSection):
     preprocessing: PreprocessingSection = Field(default_factory=PreprocessingSection)  # type: ignore[arg-type]
 
 
-class TaskSection(_OpenSection):
+class TaskSection(OpenSection):
     """What is learned; free keys are options of the loss."""
 
     name: str = Field("contrastive", description="contrastive or action_recognition")
@@ -120,7 +101,7 @@ class TaskSection(_OpenSection):
     multi_label: bool = Field(False, description="action_recognition: a clip may have any number of classes")
 
 
-class DataSection(_OpenSection):
+class DataSection(OpenSection):
     """Source, sampling rule and augmentation; free keys are options of the source."""
 
     source: str = Field("manifest", description="a name of SOURCES, or package.module:function")
@@ -191,7 +172,7 @@ class DataSection(_OpenSection):
         return self
 
 
-class OptimSection(_Section):
+class OptimSection(Section):
     """Optimizer and learning rate, a pure function of the step."""
 
     name: Literal["adam", "adamw", "sgd"] = Field("adam", description="sgd is with momentum")
@@ -255,7 +236,7 @@ class OptimSection(_Section):
             )
 
 
-class TrainSection(_Section):
+class TrainSection(Section):
     """How long, how large, how exact, what is kept."""
 
     num_epochs: Count | None = Field(None, description="an epoch = one clip a row")
@@ -305,7 +286,7 @@ class TrainSection(_Section):
         return self
 
 
-class EvalSection(_OpenSection):
+class EvalSection(OpenSection):
     """What a run is judged by; free keys are options of the source."""
 
     source: str | None = Field(None, description="null = that of data")
@@ -336,297 +317,3 @@ class EvalSection(_OpenSection):
     best_metric: BestMetric | None = Field(
         None, description="largest value = the checkpoint `best`; null = text_to_video/recall_at_1, or of classes top 1"
     )
-
-
-class Recipe(_Section):
-    """One complete experiment."""
-
-    model: ModelSection
-    task: TaskSection = Field(default_factory=TaskSection)  # type: ignore[arg-type]
-    data: DataSection = Field(default_factory=DataSection)  # type: ignore[arg-type]
-    optim: OptimSection = Field(default_factory=OptimSection)  # type: ignore[arg-type]
-    train: TrainSection
-    eval: EvalSection = Field(default_factory=EvalSection)  # type: ignore[arg-type]
-
-    @model_validator(mode="after")
-    def _check(self) -> Recipe:
-        self._check_sizes()
-        problems = self._idle_keys()
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
-
-    def _check_sizes(self) -> None:
-        views, together = self.data.repeated_augmentation, self.clips_together
-        for name, size in self.train.model_dump(include={"global_batch_size", "micro_batch_size"}).items():
-            if size is not None and size % views:
-                raise ValueError(f"train.{name}={size} is not a whole number of data.repeated_augmentation={views}")
-            if size is not None and size % together:
-                raise ValueError(
-                    f"train.{name}={size} is not a whole number of pairs: data.mixup and data.cutmix mix neighbors, so "
-                    f"{together} clips stay together"
-                )
-
-    def _idle_keys(self) -> list[str]:
-        """Keys that this task has no use for must not look as if they did something."""
-        contrastive = self.task.name == "contrastive"
-        task, data, judged, best = self.task, self.data, self.eval, self.eval.best_metric
-        given: dict[str, Any]
-        if contrastive:
-            other = "action_recognition"
-            given = {"task.multi_label": task.multi_label, "model.num_classes": self.model.num_classes}
-            given |= {"data.mixup": data.mixup, "data.cutmix": data.cutmix}
-            given |= {"eval.crop_size": judged.crop_size, "eval.combine_views": judged.combine_views == "max"}
-            given |= {"eval.grad_cam_layer": judged.grad_cam_layer}
-        else:
-            other = "contrastive"
-            given = {"task.num_candidates": task.num_candidates != 1, "task.learn_temperature": task.learn_temperature}
-            given |= {"train.cached_negatives": self.train.cached_negatives, "model.vocabulary": self.model.vocabulary}
-            given |= {"eval.merge_equal_captions": judged.merge_equal_captions, "task.max_words": task.max_words != 20}
-            given |= {"eval.max_words": judged.max_words != 30, "model.fold_case": not self.model.fold_case}
-            given |= {"model.min_word_count": self.model.min_word_count != 1}
-        problems = [f"{name} goes with task.name={other}; leave it out" for name, value in given.items() if value]
-        activation = self.model.options.get("head_activation")
-        wrong = "softmax" if task.multi_label else "sigmoid"
-        if not contrastive and activation == wrong:
-            problems.append(
-                f"model.head_activation={wrong} does not go with task.multi_label={str(task.multi_label).lower()}"
-            )
-        if not contrastive and task.multi_label and task.loss == "cross_entropy":
-            problems.append(
-                "task.loss=cross_entropy is for one class a clip; with task.multi_label=true leave it out or set "
-                "task.loss=binary_cross_entropy"
-            )
-        mixes = data.mixup > 0 or data.cutmix > 0
-        idle = {
-            "data.mix_probability": data.mix_probability != 1 and not mixes,
-            "data.mix_switch_probability": data.mix_switch_probability != 0.5 and not (data.mixup and data.cutmix),
-            "data.crop_area": data.crop_area != (0.08, 1.0) and data.crop != "resized",
-            "train.precise_bn_batches": self.train.precise_bn_batches > 0 and self.train.batch_norm == "frozen",
-        }
-        needs = {
-            "data.mix_probability": "data.mixup or data.cutmix", "data.mix_switch_probability": "data.mixup and cutmix",
-            "data.crop_area": "data.crop=resized", "train.precise_bn_batches": "batch norms that are not frozen",
-        }  # fmt: skip
-        problems += [
-            f"{name} does nothing without {needs[name]}; leave it out" for name, value in idle.items() if value
-        ]
-        if best is not None and ("/" in best) != contrastive:
-            problems.append(f"eval.best_metric={best} is none of task.name={task.name}; leave it out")
-        elif best is not None and not contrastive and (best == "mean_average_precision") != task.multi_label:
-            problems.append(
-                f"eval.best_metric={best} does not go with task.multi_label={str(task.multi_label).lower()}"
-            )
-        return problems
-
-    @property
-    def clips_together(self) -> int:
-        """Clips of a batch that one process computes together: views of a row, twice as many where rows are mixed."""
-        mixes = (self.data.mixup > 0 or self.data.cutmix > 0) and self.data.mix_probability > 0
-        return self.data.repeated_augmentation * (2 if mixes else 1)
-
-    @property
-    def best_metric(self) -> str:
-        """By which metric the checkpoint `best` is chosen."""
-        if self.eval.best_metric is not None:
-            return self.eval.best_metric
-        if self.task.name == "contrastive":
-            return "text_to_video/recall_at_1"
-        return "mean_average_precision" if self.task.multi_label else "top_1_accuracy"
-
-    def with_absolute_paths(self) -> Recipe:
-        """The same, readable from any folder: the paths of data and eval made absolute."""
-        changed = {}
-        for name in ("data", "eval"):
-            section: DataSection | EvalSection = getattr(self, name)
-            manifest = section.manifest
-            paths = (manifest,) if isinstance(manifest, str) else manifest
-            absolute = None if paths is None else tuple(_absolute(path) for path in paths)
-            root = None if section.root is None else _absolute(section.root)
-            update: dict[str, Any] = {"manifest": absolute, "root": root}
-            if isinstance(section.options.get("class_names"), str):
-                update["class_names"] = _absolute(section.options["class_names"])
-            changed[name] = section.model_copy(update=update)
-        return self.model_copy(update=changed)
-
-    def to_yaml(self) -> str:
-        """The resolved recipe, loadable again."""
-        values = self.model_dump(mode="json")
-        values["model"]["preprocessing"] = {
-            key: value for key, value in values["model"]["preprocessing"].items() if value is not None
-        }
-        return yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
-
-
-def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """A shipped recipe by name, or a YAML file, with `section.key=value` overrides.
-
-    Raises:
-        ConfigError: no such recipe, or anything in it is wrong; all problems at once.
-    """
-    if isinstance(overrides, str):
-        raise ConfigError(f"overrides are a list of key=value; got the string {overrides!r}: write [{overrides!r}]")
-    return build_recipe(load_tree(_find(str(name)), overrides))
-
-
-def build_recipe(tree: Tree) -> Recipe:
-    """Check a tree of values and turn it into a recipe."""
-    sections: dict[str, type[BaseModel]] = {
-        "model": ModelSection,
-        "task": TaskSection,
-        "data": DataSection,
-        "optim": OptimSection,
-        "train": TrainSection,
-        "eval": EvalSection,
-        "model.preprocessing": PreprocessingSection,
-    }
-    known = {"": list(Recipe.model_fields)} | {name: list(cls.model_fields) for name, cls in sections.items()}
-    _fill_class_keys(tree)
-    for section, key, choices in _named(tree.values):
-        chosen = _choose(tree, section, key, choices)
-        if chosen is not None:
-            values = tree.values[section]
-            free = {name: value for name, value in values.items() if name not in known[section]}
-            checked = check_options(tree, section, chosen, free, reserved=RESERVED[section], fields=known[section])
-            # What is left out here is not the signature's default: eval inherits from data, sizes come with weights.
-            open_ended = section == "eval" and values.get("source") is None
-            open_ended |= section == "model" and isinstance(values.get("weights"), str)
-            values.update({name: checked[name] for name in free if name in checked} if open_ended else checked)
-    _check_manifest(tree)
-    _check_transform(tree)
-    recipe = validate(tree, Recipe, known)
-    return _with_whole_preprocessing(recipe)
-
-
-def _with_whole_preprocessing(recipe: Recipe) -> Recipe:
-    """The model's own preprocessing filled in, so that a resolved recipe says everything.
-
-    A user's own model states it itself when it is built, and so may weights that were imported; only what the recipe
-    changes is known here.
-    """
-    section = recipe.model
-    if ":" in section.name or isinstance(section.weights, str):
-        return recipe  # stated by the user's model, or perhaps by the weights
-    options = {name: value for name, value in section.options.items() if name != "word_vectors"}
-    with torch.device("meta"):  # shapes only: nothing is drawn or held
-        table: Mapping[str, Callable[..., Any]] = TOWERS if recipe.task.name == "contrastive" else CLASSIFIERS
-        own = table[section.name](**options).preprocessing
-    whole = own.replace(**section.preprocessing.model_dump(exclude_none=True)).to_dict()
-    named = {name: whole[name] for name in PreprocessingSection.model_fields}
-    filled = section.model_copy(update={"preprocessing": PreprocessingSection.model_validate(named)})
-    return recipe.model_copy(update={"model": filled})
-
-
-def _task_name(values: Mapping[str, Any]) -> Any:
-    task = values.get("task")
-    return task.get("name", "contrastive") if isinstance(task, dict) else "contrastive"
-
-
-def _fill_class_keys(tree: Tree) -> None:
-    """A classifier's own loss and activation where none is named, so that a resolved recipe says them."""
-    task = tree.values.get("task")
-    if _task_name(tree.values) != "action_recognition" or not isinstance(task, dict):
-        return
-    several, model = bool(task.get("multi_label")), tree.values.get("model")
-    if task.get("loss") is None:
-        task["loss"] = "binary_cross_entropy" if several else "cross_entropy"
-    if several and isinstance(model, dict) and ":" not in str(model.get("name")):
-        model.setdefault("head_activation", "sigmoid")
-
-
-def _named(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Callable[..., Any]]]]:
-    """The sections that name a function: (section, key, table)."""
-    classifies = _task_name(values) == "action_recognition"
-    yield "model", "name", CLASSIFIERS if classifies else TOWERS
-    chosen = {name: loss for name, loss in losses.LOSSES.items() if (loss in losses.CLASS_LOSSES) == classifies}
-    yield "task", "loss", chosen
-    yield "data", "source", SOURCES
-    if isinstance(values.get("eval"), dict):
-        yield "eval", "source", SOURCES
-
-
-def _choose(tree: Tree, section: str, key: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any] | None:
-    values = tree.values.setdefault(section, {}) if section != "model" else tree.values.get(section)
-    if not isinstance(values, dict):
-        return None  # reported by the typed validation
-    defaults: dict[str, type[BaseModel]] = {"task": TaskSection, "data": DataSection}
-    name = values.get(key, defaults[section].model_fields[key].default if section in defaults else None)
-    inherits = section == "eval" and name is None
-    if inherits:
-        name = "manifest" if values.get("manifest") is not None else _section_value(tree, "data", "source")
-    if section == "task" and values.get("name", "contrastive") not in TASKS:
-        tree.problem("task.name", f"unknown task {values['name']!r}{nearest(str(values['name']), TASKS)}")
-    if not isinstance(name, str) or (inherits and ":" not in name and name not in table):
-        return None  # of another type, or said of data.source already
-    if ":" in name:
-        try:
-            return import_function(name, f"{section}.{key}")
-        except ConfigError as error:
-            tree.problem(f"{section}.{key}", str(error))
-            return None
-    if name not in table:
-        other = " (it goes with another task.name)" if name in MODELS or name in losses.LOSSES else ""
-        tree.problem(f"{section}.{key}", f"{section}.{key}: unknown name {name!r}{other or nearest(name, table)}")
-        return None
-    return table[name]
-
-
-def _section_value(tree: Tree, section: str, key: str) -> Any:
-    values = tree.values.get(section)
-    return values.get(key, DataSection.model_fields[key].default) if isinstance(values, dict) else None
-
-
-def _check_manifest(tree: Tree) -> None:
-    for section in ("data", "eval"):
-        values = tree.values.get(section)
-        if not isinstance(values, dict):
-            continue
-        source = values.get("source", "manifest" if section == "data" else None)
-        if values.get("manifest") is not None and source not in (None, "manifest"):
-            tree.problem(
-                f"{section}.manifest",
-                f"{section}.manifest goes with {section}.source: manifest, not with {source!r}; leave one out",
-            )
-
-
-def _check_transform(tree: Tree) -> None:
-    name = _section_value(tree, "data", "transform")
-    if isinstance(name, str) and ":" in name:
-        try:
-            import_function(name, "data.transform")
-        except ConfigError as error:
-            tree.problem("data.transform", str(error))
-
-
-def list_recipes() -> list[str]:
-    """The names of the shipped recipes, sorted."""
-    folder = resources.files("twinreel") / "recipes"
-    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
-
-
-def recipe_header(name: str) -> str:
-    """The first comment line of a shipped recipe, or of a file."""
-    first = _find(name).read_text(encoding="utf-8").splitlines()[:1]
-    return first[0].removeprefix("#").strip() if first else ""
-
-
-def _find(name: str) -> Path:
-    path = Path(name)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
-        if not path.is_file():
-            raise ConfigError(f"{name}: no such recipe file; shipped recipes: {', '.join(list_recipes())}")
-        return path
-    shipped = list_recipes()
-    if name not in shipped:
-        raise ConfigError(f"unknown recipe {name!r}{nearest(name, shipped)} (or the path of a .yaml file)")
-    return Path(str(resources.files("twinreel") / "recipes" / f"{name}.yaml"))
-
-
-def cadence_steps(cadence: str, steps_per_epoch: float) -> int:
-    """`500 steps` or `5 epochs` as a number of steps, at least 1."""
-    number, unit = cadence.split()
-    return int(number) if unit.startswith("step") else max(1, math.floor(int(number) * steps_per_epoch))
