@@ -169,6 +169,8 @@ def _new_classes(recipe: Recipe, rows: Sequence[Clip]) -> ClassTable:
     """The classes of a file of names, in the order of their numbers, or else of the labels of the rows."""
     multi_label, names = recipe.task.multi_label, recipe.data.options.get("class_names")
     if not isinstance(names, str):
+        if not any(row.labels for row in rows) and (unused := training_notes(recipe)):
+            raise DataError(f"no row has a label; {'; '.join(unused)}: is one of them meant as `label`?")
         return ClassTable.from_rows(rows, multi_label=multi_label, num_classes=recipe.model.num_classes)
     by_number = read_class_names(names)
     if recipe.model.num_classes not in (None, len(by_number)):
@@ -324,7 +326,7 @@ def refuse_idle_overrides(folder: Path, overrides: Sequence[str]) -> None:
 
 
 def model_from_checkpoint(path: Path, *, averaged: bool = False) -> nn.Module:
-    """The model of a checkpoint, in eval mode, on the CPU; strict.
+    """The model of a checkpoint, in eval mode, on the CPU; strict. A classifier has its `class_names`.
 
     Args:
         path: the checkpoint.
@@ -332,7 +334,7 @@ def model_from_checkpoint(path: Path, *, averaged: bool = False) -> nn.Module:
     """
     saved: Mapping[str, Any] = read_model_json(path)
     vocabulary = Vocabulary.load(path / "vocabulary.json") if saved["has_vocabulary"] else None
-    return create_model(
+    model = create_model(
         saved["name"],
         weights=Weights(source=str(path), layout="twinreel", tensors=read_weights(path, averaged=averaged)),
         vocabulary=vocabulary,
@@ -340,6 +342,9 @@ def model_from_checkpoint(path: Path, *, averaged: bool = False) -> nn.Module:
         num_classes=len(saved["class_names"]) if saved.get("class_names") else None,
         **saved["options"],
     )
+    if saved.get("class_names"):
+        model.class_names = tuple(saved["class_names"])  # type: ignore[assignment]
+    return model
 
 
 def load_model(folder: str | Path, checkpoint: str | None = None) -> nn.Module:

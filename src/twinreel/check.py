@@ -20,10 +20,10 @@ from twinreel.assembly import pick_device, training_notes
 from twinreel.data.captions import collection_captions
 from twinreel.data.clip import Batch
 from twinreel.errors import ConfigError, DataError
-from twinreel.evaluation import build_gallery
+from twinreel.evaluation import build_gallery, view_rules
 from twinreel.gradients import GradientStep
 from twinreel.models.preprocessing import Preprocessing
-from twinreel.parts import Parts, build_parts, for_device, read_batches
+from twinreel.parts import Parts, build_parts, collection_notes, for_device, read_batches
 from twinreel.recipe import Recipe
 from twinreel.tasks import ActionRecognition
 from twinreel.trial import try_steps
@@ -32,6 +32,7 @@ __all__ = ["CheckResult", "check_recipe", "draw_contact_sheet"]
 
 SHEET_ROWS = 8
 SHEET_FRAMES = 8
+EVALUATION_ROWS = 8  # that are opened
 MOST_CAPTIONS = 100_000  # looked at for unknown words
 
 
@@ -105,7 +106,9 @@ def check_recipe(recipe: Recipe, sheet: Path, *, steps: int = 0) -> CheckResult:
         "contact_sheet": str(sheet),
     }
     faults = [*parts.caption_faults, *batch.faults]
-    warnings = [*training_notes(recipe), *dict.fromkeys(fault.reason for fault in faults[:5])]
+    warnings = [*training_notes(recipe), *collection_notes(parts)]
+    warnings += dict.fromkeys(fault.reason for fault in faults[:5])
+    warnings += [f"to judge by: {reason}" for reason in _unreadable_evaluation(recipe, parts)]
     if batch.repeated_frames:
         share = batch.repeated_frames / batch.pts_seconds.numel()
         warnings.append(
@@ -151,6 +154,16 @@ def _evaluation_fact(recipe: Recipe, parts: Parts) -> str:
         return f"{len(parts.eval_rows)} rows"
     gallery = build_gallery(parts.eval_rows, merge_equal_captions=recipe.eval.merge_equal_captions)
     return f"{len(gallery.queries)} queries, {len(gallery.candidates)} videos"
+
+
+def _unreadable_evaluation(recipe: Recipe, parts: Parts) -> list[str]:
+    """Why some of the first rows to judge by cannot be read; they would stop a run at its first judgment."""
+    if not parts.eval_rows:
+        return []
+    preprocessing: Any = parts.model.preprocessing
+    rules = view_rules(preprocessing, recipe.eval.model_copy(update={"num_clips": 1, "num_crops": 1}))
+    samples = (rules(row, 0) for row in parts.eval_rows[:EVALUATION_ROWS])
+    return [sample.fault.reason for sample in samples if sample.fault is not None]
 
 
 def _wording_facts(parts: Parts, captions: Sequence[str]) -> dict[str, Any]:

@@ -383,6 +383,7 @@ def predict(
 def _recognize(
     run: Run, videos: list[str], has_sentences: bool, top: int, stride_seconds: float | None, as_json: bool
 ) -> None:
+    from twinreel.data.clip import Fault
     from twinreel.log import Progress
     from twinreel.recognition import recognize
 
@@ -391,16 +392,24 @@ def _recognize(
             f"{run.folder} is a classifier: it chooses among its own classes, not among sentences; "
             "leave --sentence and --sentences out"
         )
-    progress = Progress()
+    progress, faults = Progress(), list[Fault]()
     found = recognize(
         run,
         videos,
+        faults=faults,
         top=top,
         stride_seconds=stride_seconds,
         report=lambda done, total: progress.show(f"{done}/{total} videos", force=done == total),
     )
     progress.clear()
-    _print_json([item.to_json() for item in found]) if as_json else print("\n".join(item.to_table() for item in found))
+    if as_json:
+        _print_json([item.to_json() for item in found])
+    elif found:
+        print("\n".join(item.to_table() for item in found))
+    for fault in faults:
+        print(f"twinreel: {fault.reason}", file=sys.stderr)
+    if faults:
+        raise typer.Exit(2)
 
 
 @app.command()

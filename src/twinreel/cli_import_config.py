@@ -29,6 +29,8 @@ def import_config(
 
     if out is not None and out.exists():
         raise ConfigError(f"{out} is there already and may have been edited; give another --out, or remove it")
+    if out is not None and not out.absolute().parent.is_dir():
+        raise ConfigError(f"--out {out}: there is no folder {out.parent}; make it first")
     result = convert_config(file, overrides or [])
     if out is not None:
         write_whole(out, result.yaml)

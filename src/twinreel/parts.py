@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import os
 import socket
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -36,7 +37,7 @@ from twinreel.data.plan import Plan, Shares
 from twinreel.data.tables import did_you_mean
 from twinreel.distributed import alike, gather_objects, together, world
 from twinreel.errors import CheckpointError, ConfigError, DataError
-from twinreel.evaluation import build_gallery, class_measures, view_rules
+from twinreel.evaluation import build_gallery, class_measures, rows_in_common, view_rules
 from twinreel.models.preferred import preferred
 from twinreel.models.training_modes import apply_batch_norm, batch_norms, checkpoint_activations
 from twinreel.optim import Schedule, WeightAverage, build_optimizer, build_schedule, freeze, parameter_groups
@@ -47,6 +48,7 @@ __all__ = [
     "PLAIN_SCHEDULE",
     "Parts",
     "build_parts",
+    "collection_notes",
     "compared_clips",
     "for_device",
     "num_negatives",
@@ -288,6 +290,8 @@ def _wrapped(whole: nn.Module) -> nn.Module:
     """
     if world().size == 1:
         return whole
+    # Kernels of one position have the same numbers in any layout, and gradients come in another one than they lie in.
+    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
     whole.register_parameter("takes_no_part", nn.Parameter(torch.zeros(1, device=next(whole.parameters()).device)))
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters  # in torch 2.13
     buffers: Any = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
@@ -459,7 +463,27 @@ def start_line(recipe: Recipe, parts: Parts, step: int) -> str:
 
 def _classes_fact(task: ActionRecognition) -> str:
     names = ", ".join(task.classes.names[:5]) + (", ..." if len(task.classes) > 5 else "")
-    return f"{len(task.classes)} classes ({names})" + ", mixed with neighbors" * task.mixing.mixes
+    loss = getattr(task.loss, "__name__", "the loss")
+    return f"{len(task.classes)} classes ({names}), {loss}" + ", mixed with neighbors" * task.mixing.mixes
+
+
+def collection_notes(parts: Parts) -> list[str]:
+    """What is odd about the rows of a run: classes without a row, clips that are trained on and judged by."""
+    notes = []
+    if isinstance(parts.task, ActionRecognition):
+        absent = parts.task.classes.without_rows(parts.rows)
+        if absent:
+            first = "; do the labels begin at 1?" if absent[0] == "0" and len(absent) == 1 else ""
+            notes.append(
+                f"{len(absent)} of {len(parts.task.classes)} classes have no training row "
+                f"({', '.join(absent[:5])}{', ...' if len(absent) > 5 else ''}){first}"
+            )
+    shared = rows_in_common(parts.rows, parts.eval_rows)
+    if shared:
+        notes.append(
+            f"{shared} of the {len(parts.eval_rows)} rows to judge by are training rows too: scores will flatter"
+        )
+    return notes
 
 
 def _counted(number: int, noun: str) -> str:

@@ -78,6 +78,7 @@ def recognize(
     checkpoint: str | None = None,
     top: int = 5,
     stride_seconds: float | None = None,
+    faults: list[Fault] | None = None,
     report: Callable[[int, int], None] | None = None,
 ) -> list[Recognition]:
     """The best classes of each video, over windows that cover it from its first to its last frame.
@@ -90,6 +91,7 @@ def recognize(
         checkpoint: `last`, `best`, `step_N`.
         top: how many classes.
         stride_seconds: from window to window; None = a window's length.
+        faults: takes up why videos could not be read, which are then left out; None = the first one raises.
         report: called with (videos done, videos in all).
 
     Raises:
@@ -111,7 +113,12 @@ def recognize(
     loaded.model.to(device)
     found = []
     for number, video in enumerate(map(str, videos), start=1):
-        found.append(_recognize_one(loaded, loaded.task, video, device, top, stride_seconds))
+        try:
+            found.append(_recognize_one(loaded, loaded.task, video, device, top, stride_seconds))
+        except DataError as error:
+            if faults is None:
+                raise
+            faults.append(Fault(id=video, video=video, reason=str(error)))
         if report is not None:
             report(number, len(videos))
     return found

@@ -23,7 +23,7 @@ from twinreel.checkpoint import (
     set_aside,
     set_link,
 )
-from twinreel.data.clip import Batch, Fault
+from twinreel.data.clip import Batch, Clip, Fault
 from twinreel.data.dataset import ClipDataset
 from twinreel.data.device_feed import feed_device
 from twinreel.data.loader import FaultLog, load_batches, readers_watched
@@ -49,6 +49,7 @@ from twinreel.parts import (
     FEW_NEGATIVES,
     Parts,
     build_parts,
+    collection_notes,
     compared_clips,
     for_device,
     num_negatives,
@@ -240,6 +241,8 @@ def _plan_ahead(recipe: Recipe, parts: Parts) -> ReadAhead:
 def _say_what_will_happen(recipe: Recipe, parts: Parts, state: State, ahead: ReadAhead, log: RunLog) -> None:
     for note in training_notes(recipe):
         log.say(note)
+    for note in collection_notes(parts):
+        log.warn(note)
     if recipe.eval.grad_cam_layer is not None:
         find_layer(parts.model, recipe.eval.grad_cam_layer)  # another name is refused now, not at the first judgment
     for fault in parts.caption_faults[:5]:
@@ -295,7 +298,7 @@ def _draw_judgment(recipe: Recipe, parts: Parts, report: Report, step: int, log:
             left_out = write_grad_cam(
                 log.writer,
                 parts.model,
-                parts.eval_rows[:GRAD_CAM_ROWS],
+                _of_different_classes(parts.eval_rows)[:GRAD_CAM_ROWS],
                 view_rules(preprocessing, recipe.eval),
                 layer=recipe.eval.grad_cam_layer,
                 step=step,
@@ -304,6 +307,13 @@ def _draw_judgment(recipe: Recipe, parts: Parts, report: Report, step: int, log:
             )
         for text in left_out:
             log.warn(text, once=text)
+
+
+def _of_different_classes(rows: Sequence[Clip]) -> list[Clip]:
+    """The first row of each set of labels, then the others."""
+    firsts = {row.labels: row for row in reversed(rows)}
+    first_ids = {row.id for row in firsts.values()}
+    return [row for row in rows if row.id in first_ids] + [row for row in rows if row.id not in first_ids]
 
 
 def _monitor(recipe: Recipe, parts: Parts, log: RunLog) -> Monitor:

@@ -5,9 +5,10 @@ import torch
 from small_runs import class_recipe, labelled, weights_of
 
 from twinreel.assembly import build_model, build_task, load_run, training_rows
+from twinreel.check import check_recipe
 from twinreel.checkpoint import find_checkpoint
 from twinreel.data.transforms import network_input
-from twinreel.errors import ConfigError
+from twinreel.errors import ConfigError, DataError
 from twinreel.evaluation import evaluate
 from twinreel.models import create_model
 from twinreel.models.importing import import_weights, inspect_weights
@@ -59,7 +60,6 @@ def test_weights_say_how_videos_are_read_where_the_recipe_does_not(videos, impor
     [
         (["task.multi_label=true", "task.loss=cross_entropy"], "is for one class a clip; .*binary_cross_entropy"),
         (["data.mix_probability=0.5"], r"data\.mix_probability does nothing without data\.mixup or data\.cutmix"),
-        (["data.crop_area=[0.5, 1.0]"], r"data\.crop_area does nothing without data\.crop=resized"),
         (
             ["train.precise_bn_batches=2", "train.batch_norm=frozen"],
             "does nothing without batch norms that are",
@@ -166,3 +166,47 @@ def test_two_networks_of_resnet_101_have_the_same_shapes(tmp_path):
     assert inspect_weights(tmp_path / "SLOWFAST_8x8_R101.pyth").model == "slowfast_8x8_r101"
     model = create_model("slowfast_8x8_r101", weights=state)
     assert model.num_classes == 5
+
+
+def test_what_is_odd_about_the_rows_is_said_before_training(videos, tmp_path, capsys):
+    lines = (videos / "train.csv").read_text().splitlines()
+    numbered = [lines[0], *(line.replace(",a", ",1").replace(",b", ",2") for line in lines[1:])]
+    (tmp_path / "one.csv").write_text("\n".join(numbered) + "\n")
+    recipe = class_recipe(videos, f"data.manifest={tmp_path / 'one.csv'}", f"eval.manifest={tmp_path / 'one.csv'}")
+    warnings = check_recipe(recipe, tmp_path / "sheet.png").warnings
+    assert "1 of 3 classes have no training row (0); do the labels begin at 1?" in warnings
+    assert "12 of the 12 rows to judge by are training rows too: scores will flatter" in warnings
+    train(recipe, tmp_path / "run")
+    said = capsys.readouterr().err
+    assert "do the labels begin at 1?" in said and "scores will flatter" in said and "cross_entropy" in said
+    assert evaluate(tmp_path / "run").protocol["trained_on"] == "12 of these 12 rows"
+    assert "trained_on" not in evaluate(tmp_path / "run", manifest=str(numbered_tests(videos, tmp_path))).protocol
+
+
+def numbered_tests(videos, folder):
+    lines = (videos / "test.csv").read_text().splitlines()
+    (folder / "test.csv").write_text("\n".join([lines[0], *(line[:-1] + "1" for line in lines[1:])]) + "\n")
+    return folder / "test.csv"
+
+
+@pytest.mark.parametrize(("label", "words"), [("", "1 have none"), ('"[""a"", ""b""]"', "1 several")])
+def test_a_training_row_without_one_class_is_named_before_training(videos, tmp_path, label, words):
+    lines = (videos / "train.csv").read_text().splitlines()
+    lines[5] = f"{lines[5].split(',')[0]},{label}"
+    (tmp_path / "odd.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=rf"a clip has exactly one class, but of 12 rows {words} \(first: "):
+        train(class_recipe(videos, f"data.manifest={tmp_path / 'odd.csv'}"), tmp_path / "run", quiet=True)
+
+
+def test_a_misspelt_column_is_named(videos, tmp_path):
+    text = (videos / "train.csv").read_text().replace("label", "lable", 1)
+    (tmp_path / "odd.csv").write_text(text)
+    with pytest.raises(DataError, match=r"no row has a label; .*columns not used: lable"):
+        train(class_recipe(videos, f"data.manifest={tmp_path / 'odd.csv'}"), tmp_path / "run", quiet=True)
+
+
+def test_unreadable_rows_to_judge_by_are_found_by_check(videos, tmp_path):
+    (tmp_path / "broken.mp4").write_bytes(b"no video")
+    (tmp_path / "test.csv").write_text(f"path,label\n{tmp_path / 'broken.mp4'},a\n")
+    result = check_recipe(class_recipe(videos, f"eval.manifest={tmp_path / 'test.csv'}"), tmp_path / "sheet.png")
+    assert any(text.startswith("to judge by: ") and "broken.mp4" in text for text in result.warnings)

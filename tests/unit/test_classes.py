@@ -38,7 +38,8 @@ def test_several_labels_are_a_multi_hot_row_each_once():
         (["a", "b"], {"num_classes": 3}, "num_classes=3, but the training rows name 2 classes"),
         ([1, 2, 5, 3], {"num_classes": 5}, r"1 of 4 have a label outside 0 to 4 \(first: 5 of v2; labels go from 1 to "
                                            r"5, classes are 5\) \(do they count from 1\?\)"),  # B035
-        ([0, -1], {}, r"1 of 2 have a label outside 0 to 0 \(first: -1 of v1"),
+        ([1, -1], {}, r"1 of 2 have a label outside 0 to 1 \(first: -1 of v1"),
+        (["a", "a"], {}, "there is one class, 'a', nothing to tell it from"),
         (["a", ("a", "b"), ()], {}, r"of 3 rows 1 have none \(first: v2\) and 1 several \(first: v1\).*multi_label"),
     ],
 )  # fmt: skip

@@ -78,11 +78,25 @@ class ClassTable:
                     f"model.num_classes={num_classes}, but the training rows name {len(texts)} classes "
                     f"({', '.join(texts[:LISTED])}, ...); leave it out, or name all of them in data.class_names"
                 )
-            return cls(tuple(texts), multi_label)
+            table = cls(tuple(texts), multi_label)
+            table._refuse_alone("training rows")
+            table.check(rows, "training")
+            return table
         count = numbers[-1] + 1 if num_classes is None else num_classes
         table = cls(tuple(map(str, range(count))), multi_label)
         table.check(rows, "training")
+        table._refuse_alone("training rows")
         return table
+
+    def _refuse_alone(self, where: str) -> None:
+        if len(self.names) == 1 and not self.multi_label:
+            name = self.names[0]
+            raise DataError(f"{where}: there is one class, {name!r}, nothing to tell it from; add clips of others")
+
+    def without_rows(self, rows: Sequence[Clip]) -> list[str]:
+        """The names of classes that no row has."""
+        seen = {place for row in rows for place in self.places(row.labels)}
+        return [name for place, name in enumerate(self.names) if place not in seen]
 
     def place(self, label: str | int) -> int | None:
         """The output of a label; None if it is no class."""
@@ -126,9 +140,10 @@ class ClassTable:
                 for ids, what in ((none, "have none"), (several, "several"))
                 if ids
             ]
+            cure = ", or set task.multi_label=true" if which == "training" else ""
             raise DataError(
                 f"{which} rows: a clip has exactly one class, but of {len(rows)} rows {' and '.join(said)}; mend the "
-                "labels, or set task.multi_label=true and task.loss=binary_cross_entropy"
+                f"labels{cure}"
             )
 
     def _wrong(self, wrong: list[tuple[Clip, str | int]], rows: Sequence[Clip], which: str) -> str:

@@ -7,16 +7,17 @@ named, and scores over fewer videos are given only on request.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from twinreel.assembly import Run, evaluation_rows, load_run, pick_device
+from twinreel.assembly import Run, evaluation_rows, load_run, pick_device, training_rows
 from twinreel.data.clip import Batch, Clip
 from twinreel.data.loader import WorkerStart
 from twinreel.distributed import on_main, process_group, together
-from twinreel.errors import ConfigError
+from twinreel.errors import ConfigError, DataError
 from twinreel.evaluation.classification import class_measures, evaluate_classification
 from twinreel.evaluation.files import check_result_files, write_confusion, write_predictions
 from twinreel.evaluation.report import Report
@@ -37,6 +38,7 @@ __all__ = [
     "evaluate_retrieval",
     "evaluate_task",
     "evaluation_ahead",
+    "rows_in_common",
     "view_rules",
     "write_confusion",
     "write_predictions",
@@ -135,9 +137,31 @@ def evaluate(
             report=report,
         )  # fmt: skip
         on_main(lambda: _write_files(result, *files))
-    return result.placed(
+    placed = result.placed(
         loaded.recipe, section, f"{loaded.folder.name}/{loaded.checkpoint.name}", averaged=loaded.averaged
     )
+    shared = _trained_on(loaded, rows)
+    if not shared:
+        return placed
+    return replace(placed, protocol=placed.protocol | {"trained_on": f"{shared} of these {len(rows)} rows"})
+
+
+def _trained_on(run: Run, rows: Sequence[Clip]) -> int:
+    """How many rows are training rows of the run, where its manifest can still be read."""
+    if run.recipe.data.source != "manifest" or run.recipe.data.manifest is None:
+        return 0
+    try:
+        return rows_in_common(training_rows(run.recipe), rows)
+    except (ConfigError, DataError):
+        return 0
+
+
+def rows_in_common(training: Sequence[Clip], rows: Sequence[Clip]) -> int:
+    """How many rows show what a training row shows: the same file in the same window."""
+    asked = [(row.video, row.start_seconds, row.end_seconds) for row in rows]
+    wanted = set(asked)
+    seen = {window for row in training if (window := (row.video, row.start_seconds, row.end_seconds)) in wanted}
+    return sum(window in seen for window in asked)
 
 
 def _refuse_files(run: Run, predictions: Path | None, confusion: Path | None) -> None:

@@ -225,6 +225,8 @@ def _take_description(
     if weights.model is None:
         if weights.config is None or isinstance(preprocessing, Preprocessing):
             return preprocessing
+        if builder not in CLASSIFIERS.values():
+            return preprocessing  # its configuration is another system's
         given = dict(preprocessing or {})
         stated = read_config(weights.config, weights.source).preprocessing
         if given.get("frame_rate") is not None or given.get("frame_stride") is not None:

@@ -80,6 +80,8 @@ def import_weights(path: str | Path, *, model: str | None = None, out: str | Pat
     target = Path(out).expanduser() if out else Path(path).expanduser().with_suffix(".safetensors")
     if target.suffix != ".safetensors":
         raise ConfigError(f"--out {target}: must end in .safetensors")
+    if not target.parent.is_dir():
+        raise ConfigError(f"--out {target}: there is no folder {target.parent}; make it first")
     if target.exists():
         raise CheckpointError(f"{target}: exists already; name another file with --out, or remove it")
     found = inspect_weights(path)

@@ -69,6 +69,7 @@ class Recipe(Section):
             given |= {"eval.merge_equal_captions": judged.merge_equal_captions, "task.max_words": task.max_words != 20}
             given |= {"eval.max_words": judged.max_words != 30, "model.fold_case": not self.model.fold_case}
             given |= {"model.min_word_count": self.model.min_word_count != 1}
+            given |= {"data.caption_template": data.caption_template, "eval.caption_template": judged.caption_template}
         problems = [f"{name} goes with task.name={other}; leave it out" for name, value in given.items() if value]
         activation = self.model.options.get("head_activation")
         wrong = "softmax" if task.multi_label else "sigmoid"
@@ -85,13 +86,13 @@ class Recipe(Section):
         idle = {
             "data.mix_probability": data.mix_probability != 1 and not mixes,
             "data.mix_switch_probability": data.mix_switch_probability != 0.5 and not (data.mixup and data.cutmix),
-            "data.crop_area": data.crop_area != (0.08, 1.0) and data.crop != "resized",
             "train.precise_bn_batches": self.train.precise_bn_batches > 0 and self.train.batch_norm == "frozen",
         }
         needs = {
-            "data.mix_probability": "data.mixup or data.cutmix", "data.mix_switch_probability": "data.mixup and cutmix",
-            "data.crop_area": "data.crop=resized", "train.precise_bn_batches": "batch norms that are not frozen",
-        }  # fmt: skip
+            "data.mix_probability": "data.mixup or data.cutmix",
+            "data.mix_switch_probability": "data.mixup and data.cutmix",
+            "train.precise_bn_batches": "batch norms that are not frozen",
+        }
         problems += [
             f"{name} does nothing without {needs[name]}; leave it out" for name, value in idle.items() if value
         ]

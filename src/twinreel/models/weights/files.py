@@ -17,6 +17,8 @@ from twinreel.models.weights.pickles import read_pickle
 __all__ = ["listed", "read_file", "read_tensor"]
 
 _LISTED = 10
+# Classes that hold settings of a training program and do nothing when they are made, in whatever module they are.
+_SETTINGS = ("AttrDict", "CfgNode", "ContainerMetadata", "DictConfig", "EasyDict", "ListConfig", "Namespace")
 # What files of torch begin with: a zip, or since 2017 the pickled number that names the format.
 _TORCH_ZIP = b"PK\x03\x04"
 _TORCH_PICKLE = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -48,7 +50,8 @@ def read_file(path: Path) -> tuple[Any, dict[str, str]]:
             raise CheckpointError(_how_to_convert(path, names)) from error
         raise CheckpointError(_unreadable(path)) from error
     except Exception as error:  # a damaged file can make an unpickler raise anything, struct.error among them
-        raise CheckpointError(f"{_unreadable(path)}: {type(error).__name__} {error}") from error
+        said = (str(error).splitlines() or [""])[0][:120]
+        raise CheckpointError(f"{_unreadable(path)}: {type(error).__name__} {said}".rstrip()) from error
 
 
 def read_tensor(path: str | Path) -> Tensor:
@@ -94,14 +97,23 @@ def _refused(path: Path, message: str) -> list[str]:
 
 
 def _how_to_convert(path: Path, names: list[str]) -> str:
+    """What is refused; and, where it is only classes that are known to hold settings, the command that allows them."""
+    refused = (
+        f"{path}: holds Python objects beside tensors ({', '.join(names)}), refused because unpickling can run code. "
+    )
+    unknown = ", ".join(name for name in names if name.rpartition(".")[2] not in _SETTINGS)
+    if unknown:
+        return refused + (
+            f"What {unknown} would do is not known: ask for a file of weights alone (a state dict, or safetensors), or "
+            "make one with the program that wrote this file, if you trust both"
+        )
     modules = ", ".join(sorted({"torch", *(name.rpartition(".")[0] for name in names)}))
     code = (
         f"import {modules}; torch.serialization.add_safe_globals([{', '.join(names)}]); "
         f"c = torch.load('{path}', map_location='cpu', weights_only=True); "
         f"torch.save(c.get('state_dict', c.get('model_state', c)), '{path.with_suffix('')}_weights.pth')"
     )
-    return (
-        f"{path}: holds Python objects beside tensors ({', '.join(names)}), refused because unpickling can run code. "
+    return refused + (
         f'Convert it once, where these can be imported; this allows them and nothing else: python -c "{code}"'
     )
 
