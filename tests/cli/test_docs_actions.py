@@ -3,6 +3,7 @@
 import csv
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -61,12 +62,14 @@ def test_the_commands_for_own_actions_run(home):
             continue  # needs published weights; the own parts are the next test
         small = [*QUICK, SMALL] if words[0] in ("check", "train") else []
         done.append((words[0], run(home, [*words, *small]).stdout))
-    assert [verb for verb, _ in done] == ["check", "train", "eval", "predict"]
+    assert [verb for verb, _ in done] == ["check", "train", "eval", "predict", "explain"]
     assert "3 windows (uniform) x 3 crops" in done[2][1]
     with (home / "predictions.csv").open(newline="") as file:
         assert {row["id"] for row in csv.DictReader(file)} == {"cut/cut3.mp4", "whisk/whisk3.mp4"}
     assert "cut" in (home / "confusion.csv").read_text() and (home / "check.png").stat().st_size > 0
     assert "kitchen/c.mp4" in done[3][1] and "whisk" in done[3][1]
+    assert list((home / "look").glob("*.mp4"))
+    shutil.rmtree(home / "look")  # the user's own data set takes every video below the folder
 
 
 @pytest.mark.slow
