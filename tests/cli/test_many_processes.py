@@ -68,7 +68,7 @@ def test_two_processes_train_judge_and_resume_as_one_program(videos, folder):
     assert trained.out.count("\ntext to video ") == trained.out.count("evaluated: 8/8 videos") == 1, trained.out
     for words in (
         "global batch 8 = 2 processes x 2 micro-batches x 2 clips on cpu, 12 negative captions a clip (of the "
-        "micro-batch across processes), precision fp32, batch norm per_process",
+        "micro-batch across processes), precision fp32, channels last layout, batch norm per_process",
         "learning rate first", "from step 0", "step 6: text to video R@1", "done: 6 steps",
     ):  # fmt: skip
         assert trained.err.count(words) == 1, (words, trained.err)
