@@ -50,7 +50,7 @@ def test_the_recipe_goes_to_a_file(home):
         "mine.yaml is there already", "--out"
     )
     assert (home / "mine.yaml").read_bytes() == before
-    twinreel("import-config", "article.yaml", "--out", "no/such/folder.yaml").fails("folder.yaml", "cannot be written")
+    twinreel("import-config", "article.yaml", "--out", "no/such/folder.yaml").fails("folder.yaml", "there is no folder")
 
 
 def test_json_for_programs(home):

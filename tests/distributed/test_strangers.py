@@ -307,7 +307,7 @@ def test_running_statistics_are_averaged_and_other_buffers_are_those_of_the_main
 
 
 def test_two_clips_are_enough_to_compare_two_processes_with_one(rows):
-    for model, begins in ({}, None), ({"poison": True}, "model: a clip's embedding depends on"):
+    for model, begins in ({}, None), ({"poison": True}, "model: a clip's output depends on"):
         clips, found = agreement.find_disagreement(
             recipe(rows, "train.global_batch_size=2", **model), launch=lambda small: run_processes(2, observed, small)
         )
