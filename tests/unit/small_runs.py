@@ -157,3 +157,14 @@ def class_recipe(videos, *overrides):
     path = videos / "classes.yaml"
     path.write_text(yaml.safe_dump(base))
     return load_recipe(path, list(overrides))
+
+
+def darkened(frames, *, seeds):
+    """A user's transform: each clip darker by a share of its own."""
+    shares = [torch.rand((), generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+    return (frames * torch.stack(shares).view(-1, 1, 1, 1, 1)).to(torch.uint8)
+
+
+def halved(frames, *, seeds):
+    """A transform that returns what it must not."""
+    return frames[:, ::2]

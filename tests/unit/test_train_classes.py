@@ -53,6 +53,24 @@ def test_a_killed_run_goes_on_bit_for_bit(videos, tmp_path, monkeypatch, options
     assert whole.report.metrics["top_1_accuracy"] == records(tmp_path / "whole", "eval")[-1]["top_1_accuracy"]
 
 
+def test_rand_augment_and_a_users_transform_change_clips_alike_after_a_resume(videos, tmp_path, monkeypatch):
+    pytest.importorskip("kornia", reason="the extra `augment` is not installed")
+    wanted = class_recipe(
+        videos, "data.rand_augment={num_ops: 2, magnitude: 7}", "data.transform=small_runs:darkened", "data.mixup=0.8"
+    )
+    train(wanted, tmp_path / "whole", quiet=True)
+    with monkeypatch.context() as patch:
+        in_step(patch, 4, be_killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(wanted, tmp_path / "killed", quiet=True)
+    train(wanted, tmp_path / "killed", resume=True, quiet=True)
+    assert_same_runs(tmp_path / "whole", tmp_path / "killed")
+    train(class_recipe(videos, "data.mixup=0.8"), tmp_path / "plain", quiet=True)
+    assert records(tmp_path / "plain")[0]["loss"] != records(tmp_path / "whole")[0]["loss"]
+    with pytest.raises(ConfigError, match=r"data\.transform=small_runs:halved returned torch\.uint8 \(4, 2"):
+        train(class_recipe(videos, "data.transform=small_runs:halved"), tmp_path / "halved", quiet=True)
+
+
 def test_what_a_run_says_and_keeps(videos, tmp_path, capsys):
     result = train(class_recipe(videos), tmp_path / "run")
     said = capsys.readouterr().err
