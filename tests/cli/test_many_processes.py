@@ -74,7 +74,7 @@ def test_two_processes_train_judge_and_resume_as_one_program(videos, folder):
         assert trained.err.count(words) == 1, (words, trained.err)
 
     two = launch("eval", "run", "--json")
-    assert two.code == 0 and two.err == "embedding 8/8 videos\n", two
+    assert two.code == 0 and two.err == "judging 8/8 videos\n", two
     assert json.loads(two.out) == json.loads(twinreel("eval", "run", "--json").out)
 
     before = hashes(folder / "run" / "checkpoints")
