@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -38,7 +39,7 @@ class ClassTable:
     _places: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        twice = sorted({name for name in self.names if self.names.count(name) > 1}) if len(self.names) < 10_000 else []
+        twice = sorted(name for name, count in Counter(self.names).items() if count > 1)
         if not self.names or twice:
             raise ConfigError(f"classes: {f'{twice[0]!r} is named twice' if twice else 'there are none'}")
         object.__setattr__(self, "_places", {name: place for place, name in enumerate(self.names)})

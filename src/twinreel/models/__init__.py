@@ -35,6 +35,7 @@ __all__ = [
     "find_builder",
     "load_partial",
     "load_weights",
+    "whole_preprocessing",
 ]
 
 # The keyword-only parameters of a builder are the options of the recipe's model section.
@@ -119,7 +120,7 @@ def create_model(
     elif vocabulary is not None and not isinstance(vocabulary, Vocabulary):
         _log.warning("model %s takes no vocabulary: %s is not used", name, vocabulary)
     if builder in CLASSIFIERS.values() and preprocessing is not None:
-        preprocessing = _whole_preprocessing(builder, arguments, preprocessing)  # their heads are built for its size
+        preprocessing = whole_preprocessing(builder, arguments, preprocessing)  # their heads are built for its size
     if isinstance(preprocessing, Preprocessing) and "preprocessing" in takes:
         arguments["preprocessing"] = preprocessing
     model = builder(**arguments)
@@ -161,10 +162,16 @@ def find_builder(name: str, *, classifier: bool = False) -> Callable[..., Any]:
     raise ConfigError(f"unknown model {name!r}{nearest(name, table)}")
 
 
-def _whole_preprocessing(
+def whole_preprocessing(
     builder: Callable[..., Any], arguments: Mapping[str, Any], preprocessing: Preprocessing | Mapping[str, Any]
 ) -> Preprocessing:
-    """The builder's own with the values that differ."""
+    """A builder's own preprocessing with the values that differ, found without making the model.
+
+    Args:
+        builder: of `MODELS`.
+        arguments: its options.
+        preprocessing: in whole, or the values that differ.
+    """
     if isinstance(preprocessing, Preprocessing):
         return preprocessing
     with torch.device("meta"):  # shapes only: nothing is drawn or held

@@ -7,14 +7,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import BaseModel
 
 from twinreel import losses
 from twinreel.config import Tree, check_options, import_function, load_tree, nearest, validate
 from twinreel.data.sources import SOURCES
 from twinreel.errors import ConfigError
-from twinreel.models import CLASSIFIERS, MODELS, TOWERS
+from twinreel.models import CLASSIFIERS, MODELS, TOWERS, whole_preprocessing
 from twinreel.recipe.recipe import Recipe
 from twinreel.recipe.sections import (
     DataSection,
@@ -88,10 +87,9 @@ def _with_whole_preprocessing(recipe: Recipe) -> Recipe:
     if ":" in section.name or isinstance(section.weights, str):
         return recipe  # stated by the user's model, or perhaps by the weights
     options = {name: value for name, value in section.options.items() if name != "word_vectors"}
-    with torch.device("meta"):  # shapes only: nothing is drawn or held
-        table: Mapping[str, Callable[..., Any]] = TOWERS if recipe.task.name == "contrastive" else CLASSIFIERS
-        own = table[section.name](**options).preprocessing
-    whole = own.replace(**section.preprocessing.model_dump(exclude_none=True)).to_dict()
+    table: Mapping[str, Callable[..., Any]] = TOWERS if recipe.task.name == "contrastive" else CLASSIFIERS
+    stated = section.preprocessing.model_dump(exclude_none=True)
+    whole = whole_preprocessing(table[section.name], options, stated).to_dict()
     named = {name: whole[name] for name in PreprocessingSection.model_fields}
     filled = section.model_copy(update={"preprocessing": PreprocessingSection.model_validate(named)})
     return recipe.model_copy(update={"model": filled})
