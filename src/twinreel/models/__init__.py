@@ -13,23 +13,36 @@ from torch import nn
 
 from twinreel.config import import_function, nearest
 from twinreel.errors import ConfigError
-from twinreel.models import conv3d, mvit, resnet3d, s3dg, s3dg_classifier, slowfast, x3d
+from twinreel.models import clipbert, conv3d, mvit, resnet3d, s3dg, s3dg_classifier, slowfast, x3d
 from twinreel.models.classifier import VideoClassifier, check_classifier
 from twinreel.models.founding_config import read_config
+from twinreel.models.matcher import Matcher, check_matcher
 from twinreel.models.preprocessing import Preprocessing
 from twinreel.models.two_towers import TwoTowers, VideoTextModel, check_towers
-from twinreel.models.weights import Scope, Weights, load_partial, load_weights, read_weights, sizes_of
+from twinreel.models.weights import (
+    Scope,
+    Weights,
+    assumed_heads,
+    load_partial,
+    load_weights,
+    read_weights,
+    sizes_of,
+)
 from twinreel.text import Vocabulary
+from twinreel.wordpiece import WordPiece, load_vocabulary
 
 __all__ = [
     "CLASSIFIERS",
+    "MATCHERS",
     "MODELS",
     "TOWERS",
+    "Matcher",
     "Preprocessing",
     "TwoTowers",
     "VideoClassifier",
     "VideoTextModel",
     "check_classifier",
+    "check_matcher",
     "check_towers",
     "create_model",
     "find_builder",
@@ -65,10 +78,15 @@ CLASSIFIERS: dict[str, Callable[..., nn.Module]] = {
     "x3d_small": x3d.x3d_small,
     "x3d_xs": x3d.x3d_xs,
 }
-MODELS: dict[str, Callable[..., nn.Module]] = {**CLASSIFIERS, **TOWERS}
+MATCHERS: dict[str, Callable[..., nn.Module]] = {
+    "clipbert_base": clipbert.clipbert_base,
+    "clipbert_small": clipbert.clipbert_small,
+    "clipbert_tiny": clipbert.clipbert_tiny,
+}
+MODELS: dict[str, Callable[..., nn.Module]] = {**CLASSIFIERS, **MATCHERS, **TOWERS}
 
 BACKBONE_OPTIONS = ("non_local",)  # those of an imported file that change what its backbone computes
-GIVEN = ("vocabulary", "preprocessing", "num_classes")  # not options: create_model passes them itself
+GIVEN = ("vocabulary", "preprocessing", "num_classes", "num_outputs")  # not options: create_model passes them itself
 
 _log = logging.getLogger(__name__)
 
@@ -78,12 +96,13 @@ def create_model(
     *,
     weights: str | Path | Mapping[str, Any] | Weights | None = None,
     weights_scope: Scope = "all",
-    vocabulary: str | Path | Vocabulary | None = None,
+    vocabulary: str | Path | Vocabulary | WordPiece | None = None,
     preprocessing: Preprocessing | Mapping[str, Any] | None = None,
     num_classes: int | None = None,
+    num_outputs: int | None = None,
     **options: Any,
 ) -> nn.Module:
-    """A model by name, in eval mode, on the CPU: two towers, or a classifier.
+    """A model by name, in eval mode, on the CPU: two towers, a classifier, or a cross-modal model.
 
     Sizes (embedding_size, the word table, space_to_depth, ...) are read from the weights where they are given. Of a
     file that `twinreel import` wrote for this model, so are options and preprocessing that are not given; the options
@@ -91,13 +110,15 @@ def create_model(
 
     Args:
         name: a name of `MODELS`, or `package.module:function` for a user's own builder. That one is called with the
-            options, and with `vocabulary`, `preprocessing` and `num_classes` if it takes them; what it returns must
-            have `encode_video`, `encode_text` and `preprocessing`, or `forward(video)` and `preprocessing`.
+            options, and with `vocabulary`, `preprocessing`, `num_classes` and `num_outputs` if it takes them; what it
+            returns must have `preprocessing`, and `encode_video` and `encode_text`, or `encode_grid` and `match`, or
+            `forward(video)`.
         weights: a file or a state dict, see `weights.load_weights`; None means random weights.
         weights_scope: `all`, or `backbone` to start new heads.
-        vocabulary: the words of the text tower, or their file.
+        vocabulary: the words of the text tower, or their file; of a cross-modal model BERT's vocab.txt.
         preprocessing: in whole, or the values that differ from the builder's own.
         num_classes: of a classifier; with a name that two towers have too, this asks for the classifier.
+        num_outputs: of the head of a cross-modal model; None = the builder's own, or that of the weights.
         options: the builder's keyword-only parameters.
 
     Raises:
@@ -109,6 +130,8 @@ def create_model(
     arguments = _checked_options(name, builder, options)
     if num_classes is not None and "num_classes" in inspect.signature(builder).parameters:
         arguments["num_classes"] = num_classes
+    if num_outputs is not None and "num_outputs" in inspect.signature(builder).parameters:
+        arguments["num_outputs"] = num_outputs
     taken = None
     if weights is not None:
         taken = weights if isinstance(weights, Weights) else read_weights(weights)
@@ -116,25 +139,25 @@ def create_model(
         preprocessing = _take_description(name, builder, arguments, taken, weights_scope, preprocessing)
     takes = inspect.signature(builder).parameters
     if vocabulary is not None and "vocabulary" in takes:
-        arguments["vocabulary"] = vocabulary if isinstance(vocabulary, Vocabulary) else Vocabulary.load(vocabulary)
-    elif vocabulary is not None and not isinstance(vocabulary, Vocabulary):
+        arguments["vocabulary"] = _vocabulary(name, builder, vocabulary)
+    elif isinstance(vocabulary, str | Path):
         _log.warning("model %s takes no vocabulary: %s is not used", name, vocabulary)
     if builder in CLASSIFIERS.values() and preprocessing is not None:
         preprocessing = whole_preprocessing(builder, arguments, preprocessing)  # their heads are built for its size
     if isinstance(preprocessing, Preprocessing) and "preprocessing" in takes:
         arguments["preprocessing"] = preprocessing
     model = builder(**arguments)
-    check = check_classifier if num_classes is not None or _classifies(model) else check_towers
-    towers: Any = check(model, name)
+    checked: Any = _check(model, name, num_classes=num_classes, num_outputs=num_outputs)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{name}: {type(model).__name__} is no torch.nn.Module; derive it from torch.nn.Module")
     if preprocessing:
-        _set_preprocessing(towers, name, preprocessing)
+        _set_preprocessing(checked, name, preprocessing)
     if taken is not None:
-        if taken.model == name:
-            towers.imported_options = {
-                key: arguments[key] for key in taken.options if key in arguments and key not in GIVEN
-            }
+        # Heads of attention show in no shape: a saved model must say how many the weights were found to have.
+        kept = [*(taken.options if taken.model == name else ()), *({"num_heads"} - options.keys())]
+        found = {key: arguments[key] for key in kept if key in arguments and key not in GIVEN}
+        if found:
+            checked.imported_options = found
         report = load_weights(model, taken, scope=weights_scope)
         _log.log(logging.WARNING if report.dropped or report.kept else logging.INFO, "%s", report)
     return model.cpu().eval()
@@ -179,6 +202,34 @@ def whole_preprocessing(
     return own.replace(**preprocessing)
 
 
+def _vocabulary(
+    name: str, builder: Callable[..., Any], vocabulary: str | Path | Vocabulary | WordPiece
+) -> Vocabulary | WordPiece:
+    """The words, of the kind that the model reads.
+
+    Raises:
+        ConfigError: they are of the other kind.
+    """
+    if not isinstance(vocabulary, str | Path):
+        words = vocabulary
+    elif builder in MATCHERS.values():
+        words = WordPiece.load(vocabulary)
+    else:
+        words = load_vocabulary(vocabulary) if builder not in TOWERS.values() else Vocabulary.load(vocabulary)
+    if builder in MATCHERS.values() and not isinstance(words, WordPiece):
+        raise ConfigError(f"model {name} reads word pieces, and this is a list of words; give BERT's vocab.txt")
+    if builder in TOWERS.values() and isinstance(words, WordPiece):
+        raise ConfigError(f"model {name} reads whole words, and these are word pieces; give a word list")
+    return words
+
+
+def _check(model: object, name: str, *, num_classes: int | None, num_outputs: int | None) -> object:
+    """The model, if it is what was asked for; without a wish, what it looks like."""
+    if num_outputs is not None or (num_classes is None and hasattr(model, "encode_grid")):
+        return check_matcher(model, name)
+    return (check_classifier if num_classes is not None or _classifies(model) else check_towers)(model, name)
+
+
 def _classifies(model: object) -> bool:
     """Whether a model is a classifier: it has no way into a joint space, but a forward, and says what it wants."""
     towers = hasattr(model, "encode_video") or hasattr(model, "encode_text")
@@ -186,7 +237,7 @@ def _classifies(model: object) -> bool:
 
 
 def _set_preprocessing(
-    towers: VideoTextModel | VideoClassifier, name: str, preprocessing: Preprocessing | Mapping[str, Any]
+    towers: VideoTextModel | VideoClassifier | Matcher, name: str, preprocessing: Preprocessing | Mapping[str, Any]
 ) -> None:
     if not isinstance(preprocessing, Preprocessing):
         preprocessing = towers.preprocessing.replace(**preprocessing)
@@ -257,12 +308,16 @@ def _take_sizes(
     """Fill in what the weights state, and refuse what contradicts them."""
     takes = inspect.signature(builder).parameters
     problems = []
-    for key, size in sizes_of(weights.tensors, scope=scope).items():
+    for key, size in {**sizes_of(weights.tensors, scope=scope), **weights.architecture}.items():
         if key not in takes:
             continue
         if arguments.get(key) is not None and arguments[key] != size:
             problems.append(f"{key} is {size} in the weights, but {arguments[key]} was asked for")
         arguments[key] = size
+    assumed = assumed_heads(builder, arguments) if weights.layout == "clipbert" and weights.model != name else {}
+    if assumed:
+        _log.warning("%s does not say how many attention heads it has; taken: %s", weights.source, assumed["num_heads"])
+        arguments.update(assumed)
     if problems:
         raise ConfigError(
             f"model {name}, weights {weights.source}: {'; '.join(problems)}; set these options to what the "

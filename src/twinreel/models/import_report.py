@@ -8,8 +8,9 @@ from typing import Any
 
 from twinreel.models.founding_config import FoundingConfig
 from twinreel.models.preprocessing import Preprocessing
-from twinreel.models.weights import Weights
+from twinreel.models.weights import Weights, sizes_of
 from twinreel.models.weights.inflate import PICTURES
+from twinreel.models.weights.placing import PARTS
 
 __all__ = ["LAYOUT_WORDS", "Found", "Imported"]
 
@@ -22,6 +23,9 @@ LAYOUT_WORDS = {
     "resnet_2d": "a ResNet for pictures, torchvision's keys",
     "slowfast_2d": "a ResNet for pictures, PySlowFast's keys",
     "googlenet_2d": "a GoogLeNet for pictures, torchvision's keys",
+    "clipbert": "ClipBERT",
+    "grid_feat": "a ResNet for grid features, detectron2",
+    "bert": "BERT, Hugging Face's keys",
 }
 
 
@@ -61,6 +65,10 @@ class Found:
             "num_classes": self.num_classes,
             "epoch": self.weights.epoch,
             "config_inside": self.weights.config is not None,
+            "unused": [kind.to_json() for kind in self.weights.unused],
+            "notes": list(self.weights.notes),
+            "sizes": {**sizes_of(self.weights.tensors), **self.weights.architecture},
+            "part": PARTS.get(self.weights.layout),
             "fits": list(self.fits),
             "fits_but_for_the_head": list(self.backbones),
             "model": self.model,
@@ -71,7 +79,8 @@ class Found:
     def to_table(self) -> str:
         """Lines of text for people."""
         weights = self.weights
-        classes = f", {self.num_classes} classes" if self.num_classes else ""
+        matches = any(name.startswith("transformer.") for name in weights.tensors)
+        classes = f", {self.num_classes} {'outputs' if matches else 'classes'}" if self.num_classes else ""
         lines = [
             f"{weights.source}: {LAYOUT_WORDS[weights.layout]}",
             f"  {len(weights.tensors)} tensors, {self.num_parameters:,} parameters{classes}",
@@ -80,8 +89,24 @@ class Found:
             lines.append(f"  epoch {weights.epoch}" + (" (counted from 0)" if weights.layout == "slowfast" else ""))
         if weights.left_out:
             lines.append(f"  beside the weights, left out: {_few(weights.left_out)}")
-        if weights.made:
+        if weights.unused:
+            numbers = sum(kind.numbers for kind in weights.unused)
+            total = numbers + sum(tensor.numel() for tensor in weights.tensors.values())
+            lines.append(f"  also in the file, read by nothing: {numbers:,} of its {total:,} numbers")
+            lines += [f"    {kind}" for kind in weights.unused]
+        lines += [f"  {note}" for note in weights.notes]
+        heads = [tensor for name, tensor in weights.tensors.items() if name.startswith("transformer.cls.")]
+        if heads:
+            numbers = sum(tensor.numel() for tensor in heads)
+            lines.append(f"  heads of pretraining: {numbers:,} numbers in {len(heads)} tensors")
+            lines.append("    a model with another head leaves them out and starts its own")
+        if matches:
+            lines.append(f"  sizes: {_sizes(weights)}")
+        if weights.made and weights.layout == "pytorchvideo":
             lines.append(f"  not in the file, made so that they change nothing: {_few(weights.made)}")
+        if weights.layout in PARTS:
+            part = f"{PARTS[weights.layout]}: {weights.source}"
+            return "\n".join([*lines, f"  a part of clipbert_base and its like: model.weights={{{part}}}"])
         inside = "none inside" if self.config is None else self.config.words
         lines.append(f"  configuration: {inside}")
         lines.append(f"  fits: {', '.join(self.fits) or 'none of the models'}")
@@ -122,6 +147,13 @@ class Imported:
                 f"  use it: model.name={self.model} model.weights={self.out}",
             ]
         )
+
+
+def _sizes(weights: Weights) -> str:
+    sizes = {**sizes_of(weights.tensors), **weights.architecture}
+    text = ", ".join(f"{name} {value}" for name, value in sizes.items())
+    heads = "" if "num_heads" in sizes else "; how many attention heads, no shape says"
+    return text + heads
 
 
 def _few(names: tuple[str, ...]) -> str:

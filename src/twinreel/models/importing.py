@@ -21,18 +21,22 @@ from torch.overrides import TorchFunctionMode
 
 from twinreel.config import nearest
 from twinreel.errors import CheckpointError, ConfigError
-from twinreel.models import CLASSIFIERS, MODELS, TOWERS
+from twinreel.models import CLASSIFIERS, MATCHERS, MODELS, TOWERS
 from twinreel.models.founding_config import FoundingConfig, read_config
 from twinreel.models.import_report import LAYOUT_WORDS, Found, Imported
 from twinreel.models.preprocessing import Preprocessing
-from twinreel.models.weights import Weights, read_weights, save_weights, sizes_of
+from twinreel.models.weights import Weights, assumed_heads, read_weights, save_weights, sizes_of
 from twinreel.models.weights.inflate import PICTURES
+from twinreel.models.weights.placing import PARTS, with_copies
 from twinreel.models.weights.strict import copy_strictly, heads_of
 
 __all__ = ["Found", "Imported", "import_weights", "inspect_weights"]
 
 _WITHOUT_POOL = ("c2d_nopool_8x8_r50",)
 _WITH_POOL = ("c2d_8x8_r50",)
+# Whose rows are the outputs of a model: classes, or the answers of a cross-modal one.
+_CLASSES = ("head.projection.weight", "fc.weight", "transformer.classifier.2.weight")
+_PRETRAINING = "transformer.cls."
 
 
 def inspect_weights(path: str | Path) -> Found:
@@ -43,9 +47,10 @@ def inspect_weights(path: str | Path) -> Found:
     """
     weights = read_weights(path)
     config = read_config(weights.config, weights.source) if weights.config else None
-    head = weights.tensors.get("head.projection.weight", weights.tensors.get("fc.weight"))
+    head = next((weights.tensors[key] for key in _CLASSES if key in weights.tensors), None)
     shaping = config if any(".rel_pos_" in key for key in weights.tensors) else None  # MViT's shapes follow the input
-    misses = {} if weights.layout in PICTURES else {name: _miss(name, weights, shaping) for name in MODELS}
+    part = weights.layout in PICTURES or weights.layout in PARTS
+    misses = {} if part else {name: _miss(name, weights, shaping) for name in MODELS}
     fits = tuple(sorted(name for name, miss in misses.items() if miss is None))
     backbones = () if fits else tuple(sorted(name for name in misses if _fits_but_for_the_head(name, weights, shaping)))
     close = min((miss for miss in misses.values() if miss), default=None)
@@ -90,6 +95,7 @@ def import_weights(path: str | Path, *, model: str | None = None, out: str | Pat
         raise _refusal(found, model)
     build = next(b for b in _builders(name) if _fits(_network(b, found.weights, found.config), found.weights))
     options = _options(build, found.weights, found.config)
+    options.pop("pretraining_heads", None)  # the file keeps them; a model that starts from it has them if it asks
     network = _network(build, found.weights, found.config)
     preprocessing: Any = network.preprocessing
     description = {
@@ -110,6 +116,12 @@ def _refusal(found: Found, model: str | None) -> CheckpointError | ConfigError:
         return CheckpointError(
             f"{where}: {LAYOUT_WORDS[found.weights.layout]}: it is inflated where a model is made; name the file "
             "itself, model.weights=FILE model.weights_scope=backbone"
+        )
+    if found.weights.layout in PARTS:
+        part = PARTS[found.weights.layout]
+        return CheckpointError(
+            f"{where}: {LAYOUT_WORDS[found.weights.layout]}: it is a part of a model, so it is not converted; name the "
+            f"file itself, model.weights={{{part}: {where}}}"
         )
     if found.fits and model is None:
         return ConfigError(
@@ -141,6 +153,9 @@ def _decided(fits: tuple[str, ...], weights: Weights, config: FoundingConfig | N
         same = [name for name in left if config.reads_as(_published(name))]
         if same:
             left, reasons = same, [*reasons, "the configuration inside"]
+    if len(left) > 1 and all(name in MATCHERS for name in left):
+        wrong = {name: _unlike_its_own(name, weights) for name in left}  # their sizes are options: each fits any file
+        left, reasons = [min(left, key=lambda name: wrong[name])], [*reasons, "the sizes that are its own or nearest"]
     if len(left) > 1:
         words = re.sub(r"[^a-z0-9]+", "_", Path(weights.source).stem.lower())
         named = [name for name in left if re.search(rf"(^|_){name}(_|$)", words)]
@@ -151,6 +166,12 @@ def _decided(fits: tuple[str, ...], weights: Weights, config: FoundingConfig | N
     return left[0], "by " + ", ".join(reasons if len(fits) > 1 else reasons[:1])
 
 
+def _unlike_its_own(name: str, weights: Weights) -> int:
+    """How many keys of a model, with its own sizes, have another shape in the weights or are not there."""
+    own = _built(MODELS[name], "[{}, {}]").state_dict()
+    return sum(key not in weights.tensors or weights.tensors[key].shape != tensor.shape for key, tensor in own.items())
+
+
 def _published(name: str) -> Preprocessing:
     preprocessing: Any = _built(MODELS[name], "[{}, {}]").preprocessing
     assert isinstance(preprocessing, Preprocessing)
@@ -158,13 +179,16 @@ def _published(name: str) -> Preprocessing:
 
 
 def _builders(name: str) -> list[Callable[..., nn.Module]]:
-    return [table[name] for table in (CLASSIFIERS, TOWERS) if name in table]
+    return [table[name] for table in (CLASSIFIERS, MATCHERS, TOWERS) if name in table]
 
 
 def _options(build: Callable[..., nn.Module], weights: Weights, config: FoundingConfig | None) -> dict[str, Any]:
     """The builder's options that the weights and their configuration state."""
     takes = inspect.signature(build).parameters
-    stated: dict[str, Any] = {**(config.options if config else {}), **sizes_of(weights.tensors)}
+    stated: dict[str, Any] = {**(config.options if config else {}), **sizes_of(weights.tensors), **weights.architecture}
+    stated |= assumed_heads(build, stated) if weights.layout == "clipbert" else {}
+    if any(key.startswith(_PRETRAINING) for key in weights.tensors):
+        stated["pretraining_heads"] = True
     if "non_local" in takes and takes["non_local"].default == "none":
         stated.pop("non_local", None)  # this model is the one without
     return {key: value for key, value in stated.items() if key in takes}
@@ -203,7 +227,8 @@ def _miss(name: str, weights: Weights, config: FoundingConfig | None) -> tuple[f
     for build in _builders(name):
         network = _network(build, weights, config)
         try:
-            copy_strictly(network, weights.tensors, name, heads=(), prefix="", counted=())
+            tensors = with_copies(network, weights.tensors)
+            copy_strictly(network, tensors, name, heads=(), prefix="", counted=())
             return None
         except CheckpointError as error:
             own = {key: tensor.shape for key, tensor in network.state_dict().items()}
@@ -215,7 +240,7 @@ def _miss(name: str, weights: Weights, config: FoundingConfig | None) -> tuple[f
 
 def _fits(network: nn.Module, weights: Weights) -> bool:
     try:
-        copy_strictly(network, weights.tensors, weights.source, heads=(), prefix="", counted=())
+        copy_strictly(network, with_copies(network, weights.tensors), weights.source, heads=(), prefix="", counted=())
     except CheckpointError:
         return False
     return True

@@ -92,7 +92,8 @@ def checkpoint_activations(model: nn.Module) -> int:
     """Let a model's blocks recompute their activations in the backward pass instead of keeping them.
 
     A block is a child of a tower (a tower is a child of the model) that holds parameters; a tower without children is
-    one itself. Lists of modules, and `nn.Sequential` of anything larger than single layers, count as their members.
+    one itself. A model that nests deeper has a method `activation_parts() -> list[nn.Module]`, which names the blocks
+    instead. Lists of modules, and `nn.Sequential` of anything larger than single layers, count as their members.
     Single layers (linear, convolution, norm, embedding) are left alone: they keep little more than their input.
     In training a block then keeps its input only and runs twice, with the same random numbers and without updating
     running statistics again; in eval mode and without gradients it runs as before. State-dict keys stay as they are.
@@ -103,8 +104,13 @@ def checkpoint_activations(model: nn.Module) -> int:
     Raises:
         ConfigError: the model has no such block.
     """
-    towers = [part for tower in model.children() for part in (list(tower.children()) or [tower])]
-    blocks = dict.fromkeys(block for part in towers for block in _members(part) if _keeps_more_than_its_input(block))
+    stated = getattr(model, "activation_parts", None)
+    parts = (
+        stated()
+        if callable(stated)
+        else [part for tower in model.children() for part in (list(tower.children()) or [tower])]
+    )
+    blocks = dict.fromkeys(block for part in parts for block in _members(part) if _keeps_more_than_its_input(block))
     if not blocks:
         raise ConfigError(
             f"{type(model).__name__} has no block whose activations could be recomputed: below its towers there are "

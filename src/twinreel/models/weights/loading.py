@@ -12,6 +12,15 @@ from twinreel.models.mvit import resize_positions
 from twinreel.models.weights.files import listed
 from twinreel.models.weights.inflate import PICTURES, inflate_2d
 from twinreel.models.weights.layouts import Source, Weights, read_weights
+from twinreel.models.weights.placing import (
+    PARTS,
+    Placed,
+    check_vocabulary,
+    check_whole,
+    place_part,
+    with_copies,
+    without_pretraining,
+)
 from twinreel.models.weights.strict import LoadReport, Scope, copy_strictly, heads_of
 
 __all__ = ["load_partial", "load_weights"]
@@ -20,7 +29,8 @@ __all__ = ["load_partial", "load_weights"]
 def load_weights(model: nn.Module, source: Source | Weights, *, scope: Scope = "all") -> LoadReport:
     """Set a model's weights from a file or a state dict. Everything is checked before anything is copied.
 
-    A network of pictures is inflated, see `inflate.inflate_2d`.
+    A network of pictures is inflated, see `inflate.inflate_2d`. Of ClipBERT after pretraining, the heads are left out
+    where the model has a head of its own.
 
     Args:
         model: any module; for `backbone` it needs an attribute `head_prefixes`.
@@ -31,17 +41,28 @@ def load_weights(model: nn.Module, source: Source | Weights, *, scope: Scope = "
 
     Raises:
         CheckpointError: the file cannot be read, or keys are missing, unexpected or mis-shaped: all in one message.
-            Or `backbone` would load less than half of the parameters.
+            Or `backbone` would load less than half of the parameters. Or it is of a part alone.
         ConfigError: another scope, or a model without `head_prefixes`.
     """
     weights = source if isinstance(source, Weights) else read_weights(source)
     if weights.layout in PICTURES:
         return inflate_2d(model, weights, scope=scope)
+    check_whole(weights)
+    check_vocabulary(model, weights.tensors)
     names = [name for name, _ in model.named_parameters()]
     counted = [name for name in names if name.startswith("video_tower.")] or names
-    heads = heads_of(model, scope)
+    heads, said = without_pretraining(model, weights.tensors)
     tensors, notes = _resized(model, weights)
-    return copy_strictly(model, tensors, weights.source, heads=heads, prefix="", counted=counted, notes=notes)
+    report = copy_strictly(
+        model,
+        with_copies(model, tensors),
+        weights.source,
+        heads=(*heads_of(model, scope), *heads),
+        prefix="",
+        counted=counted,
+        notes=(*said, *notes),
+    )
+    return replace(report, unused=weights.unused)
 
 
 def load_partial(model: nn.Module, prefix: str, source: Source, *, scope: Scope = "all") -> LoadReport:
@@ -49,8 +70,9 @@ def load_partial(model: nn.Module, prefix: str, source: Source, *, scope: Scope 
 
     Args:
         model: the whole model.
-        prefix: dotted name of the part, `video_tower`.
-        source: a file or a state dict; keys of other parts are left out and reported.
+        prefix: dotted name of the part, `video_tower`, `cnn`, `transformer.bert`.
+        source: a file or a state dict; keys of other parts are left out and reported. Into ClipBERT's `cnn` goes
+            detectron2's ResNet, into its `transformer.bert` any BERT; what these do not have stays as it is.
         scope: `backbone` leaves the part's head out, as `load_weights` does.
 
     Raises:
@@ -70,17 +92,36 @@ def load_partial(model: nn.Module, prefix: str, source: Source, *, scope: Scope 
                 f"{weights.source}: a network of pictures, which is inflated into the video_tower alone"
             )
         return inflate_2d(model, weights, scope=scope)
-    start = f"{prefix}."
-    inside = {name: tensor for name, tensor in weights.tensors.items() if name.startswith(start)}
-    others = tuple(name for name in weights.tensors if name not in inside)
-    if not inside:  # a file of that part alone, with its own keys
-        inside, others = {start + name: tensor for name, tensor in weights.tensors.items()}, ()
+    placed = place_part(model, prefix, weights) if weights.layout in PARTS else _inside(model, f"{prefix}.", weights)
+    check_vocabulary(model, placed.tensors)
     heads = heads_of(model, scope) if getattr(model, "head_prefixes", ()) else ()
-    counted = [name for name, _ in model.named_parameters() if name.startswith(start)]
+    counted = [name for name, _ in model.named_parameters() if name.startswith(placed.start)]
     report = copy_strictly(
-        model, inside, weights.source, heads=heads, prefix=start, counted=counted, notes=_notes(weights)
+        model,
+        placed.tensors,
+        weights.source,
+        heads=(*heads, *placed.new),
+        prefix=placed.start,
+        counted=counted,
+        notes=(*placed.notes, *_notes(weights)),
     )
-    return replace(report, dropped=report.dropped + others)
+    beside = [name for name in model.state_dict() if name.startswith(f"{prefix}.")]
+    return replace(
+        report,
+        dropped=report.dropped + placed.dropped,
+        kept=report.kept + tuple(name for name in beside if not name.startswith(placed.start)),
+        unused=weights.unused,
+    )
+
+
+def _inside(model: nn.Module, start: str, weights: Weights) -> Placed:
+    """Those tensors of a whole model that belong to a part, or all of a file of that part alone, with its own keys."""
+    inside = {name: tensor for name, tensor in weights.tensors.items() if name.startswith(start)}
+    if not inside:
+        return Placed(start=start, tensors={start + name: tensor for name, tensor in weights.tensors.items()})
+    others = tuple(name for name in weights.tensors if name not in inside)
+    new, notes = without_pretraining(model, inside)
+    return Placed(start=start, tensors=with_copies(model, inside), new=new, dropped=others, notes=notes)
 
 
 def _resized(model: nn.Module, weights: Weights) -> tuple[dict[str, Tensor], tuple[str, ...]]:
@@ -94,7 +135,8 @@ def _resized(model: nn.Module, weights: Weights) -> tuple[dict[str, Tensor], tup
 
 
 def _notes(weights: Weights) -> tuple[str, ...]:
-    if not weights.made:
-        return ()
-    norms = sorted({name.rpartition(".")[0] for name in weights.made})
-    return (f"norms that the file lacks were made so that they change nothing: {', '.join(norms)}",)
+    notes = weights.notes
+    if weights.made and weights.layout == "pytorchvideo":
+        norms = sorted({name.rpartition(".")[0] for name in weights.made})
+        notes += (f"norms that the file lacks were made so that they change nothing: {', '.join(norms)}",)
+    return notes

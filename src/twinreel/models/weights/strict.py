@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from twinreel.errors import CheckpointError, ConfigError
 from twinreel.models.weights.files import listed
+from twinreel.models.weights.unused import Unused
 
 __all__ = ["LoadReport", "Scope", "check_share", "copy_strictly", "heads_of", "kind_of", "share_of"]
 
@@ -26,7 +27,7 @@ class LoadReport:
     `loaded` are the model's keys that were set, `dropped` the file's keys that were left out on purpose, `kept` the
     model's keys that stay at their start values. `parameter_share` is the loaded fraction of the parameters asked for:
     of the video tower (of the whole model where it has none), or of the tower that `load_partial` names. `notes` say
-    what was done to the numbers on the way.
+    what was done to the numbers on the way, `unused` what the file holds that nothing reads.
     """
 
     source: str
@@ -35,6 +36,7 @@ class LoadReport:
     kept: tuple[str, ...]
     parameter_share: float
     notes: tuple[str, ...] = ()
+    unused: tuple[Unused, ...] = ()
 
     def __str__(self) -> str:
         text = f"{self.source}: {len(self.loaded)} tensors loaded, {100 * self.parameter_share:.1f} % of the parameters"
@@ -42,7 +44,7 @@ class LoadReport:
             text += f"; left out of the file: {listed(self.dropped)}"
         if self.kept:
             text += f"; at their start values: {listed(self.kept)}"
-        return "; ".join([text, *self.notes])
+        return "; ".join([text, *self.notes, *(f"read by nothing: {kind}" for kind in self.unused)])
 
 
 def heads_of(model: nn.Module, scope: Scope) -> tuple[str, ...]:
