@@ -1,6 +1,7 @@
 """Losses: tensors already gathered from every process -> one scalar.
 
-A loss here knows nothing of processes, recipes or data sets. Those of classifiers (`CLASS_LOSSES`) are called
+A loss here knows nothing of processes, recipes or data sets. Those of classifiers (`CLASS_LOSSES`) and of models that
+match texts with videos (`MATCHING_LOSSES`, by what is wanted of such a model) are called
 
     loss(logits, targets, *, valid=None, own=None, **options)
 
@@ -37,20 +38,37 @@ from torch import Tensor
 
 from twinreel.losses.classes import binary_cross_entropy, cross_entropy
 from twinreel.losses.common import text_ids
+from twinreel.losses.matching import (
+    answer_binary_cross_entropy,
+    answer_cross_entropy,
+    choice_cross_entropy,
+    match_cross_entropy,
+    match_hinge,
+    pretraining_loss,
+)
 from twinreel.losses.milnce import milnce
 from twinreel.losses.pairs import binary_nce, clip_bag, info_nce, pooled_similarity
+from twinreel.losses.pooling import pool_clips
 
 __all__ = [
     "CLASS_LOSSES",
     "LOSSES",
+    "MATCHING_LOSSES",
     "SEGMENT_LOSSES",
+    "answer_binary_cross_entropy",
+    "answer_cross_entropy",
     "binary_cross_entropy",
     "binary_nce",
+    "choice_cross_entropy",
     "clip_bag",
     "cross_entropy",
     "info_nce",
+    "match_cross_entropy",
+    "match_hinge",
     "milnce",
+    "pool_clips",
     "pooled_similarity",
+    "pretraining_loss",
     "text_ids",
 ]
 
@@ -63,8 +81,19 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "binary_nce": binary_nce,
     "cross_entropy": cross_entropy,
     "binary_cross_entropy": binary_cross_entropy,
+    "match_cross_entropy": match_cross_entropy,
+    "match_hinge": match_hinge,
+    "choice_cross_entropy": choice_cross_entropy,
+    "answer_cross_entropy": answer_cross_entropy,
+    "answer_binary_cross_entropy": answer_binary_cross_entropy,
 }
 # Losses of classifiers: logits and targets (B, C).
 CLASS_LOSSES: tuple[Callable[..., Tensor], ...] = (cross_entropy, binary_cross_entropy)
+# Names of the losses of pairs of a video and a text, by the goal, the usual one first: logits (B, C, R, K).
+MATCHING_LOSSES: dict[str, tuple[str, ...]] = {
+    "retrieval": ("match_cross_entropy", "match_hinge", "choice_cross_entropy"),
+    "multiple_choice": ("choice_cross_entropy",),
+    "question_answering": ("answer_cross_entropy", "answer_binary_cross_entropy"),
+}
 # Losses whose videos are embeddings of segments, (B, S, D).
 SEGMENT_LOSSES: tuple[Callable[..., Tensor], ...] = (clip_bag,)

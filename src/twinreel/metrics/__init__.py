@@ -6,6 +6,13 @@ would be whatever the model is left out or refused.
 
 from __future__ import annotations
 
+from twinreel.metrics.answers import (
+    accuracy_by_type,
+    answered_right,
+    answers_metrics,
+    chosen_right,
+    soft_accuracy,
+)
 from twinreel.metrics.classification import (
     AveragePrecision,
     CombinedViews,
@@ -18,6 +25,7 @@ from twinreel.metrics.classification import (
     top_k_accuracies,
     top_k_accuracy,
 )
+from twinreel.metrics.rerank import FirstStage, first_candidates, reranked_ranks
 from twinreel.metrics.retrieval import (
     RECALL_AT,
     chance_retrieval,
@@ -34,10 +42,16 @@ __all__ = [
     "RECALL_AT",
     "AveragePrecision",
     "CombinedViews",
+    "FirstStage",
+    "accuracy_by_type",
     "aggregate_views",
+    "answered_right",
+    "answers_metrics",
     "chance_retrieval",
+    "chosen_right",
     "confusion_matrix",
     "embedding_ranks",
+    "first_candidates",
     "mean_average_precision",
     "mean_rank",
     "median_rank",
@@ -46,8 +60,10 @@ __all__ = [
     "ranked_classes",
     "recall_at_k",
     "recall_from_ranks",
+    "reranked_ranks",
     "retrieval_metrics",
     "retrieval_ranks",
+    "soft_accuracy",
     "top_k_accuracies",
     "top_k_accuracy",
 ]

@@ -23,6 +23,7 @@ def build_optimizer(
     momentum: float = 0.9,
     dampening: float = 0.0,
     nesterov: bool = False,
+    eps_before_correction: bool = False,
 ) -> torch.optim.Optimizer:
     """Adam (weight decay in the gradient), AdamW (decoupled), or SGD with momentum.
 
@@ -34,10 +35,15 @@ def build_optimizer(
         momentum: of SGD; its first step takes the whole gradient.
         dampening: of SGD: the share of a later gradient that the momentum leaves out.
         nesterov: of SGD: step along the gradient and the momentum after it.
+        eps_before_correction: of AdamW: as in the code of BERT and ClipBERT, `eps` joins the root of the mean square
+            before that is corrected for its start from 0. The first steps are then smaller where gradients are near
+            `eps`: eps counts as `eps / sqrt(1 - beta2**t)`, 7 times as much at t = 1 with a beta2 of 0.98.
 
     Raises:
-        ConfigError: Nesterov without momentum, or with dampening.
+        ConfigError: Nesterov without momentum, or with dampening, or an option of AdamW with another optimizer.
     """
+    if eps_before_correction and name != "adamw":
+        raise ConfigError(f"optim.eps_before_correction=true goes with optim.name=adamw, not {name}; leave it out")
     if name == "sgd":
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ConfigError(
@@ -45,8 +51,20 @@ def build_optimizer(
                 f"optim.dampening={dampening:g}. Set optim.dampening=0 and a momentum such as 0.9, or nesterov=false"
             )
         return torch.optim.SGD(groups, momentum=momentum, dampening=dampening, nesterov=nesterov)
+    if eps_before_correction:
+        return _EarlyEpsAdamW(groups, betas=betas, eps=eps)
     kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
     return kind(groups, betas=betas, eps=eps)
+
+
+class _EarlyEpsAdamW(torch.optim.AdamW):
+    """AdamW whose `eps` is added before the bias correction; all else, its state included, is torch's."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            done = next((int(self.state[p]["step"]) for p in group["params"] if self.state.get(p)), 0)
+            group["eps"] = self.defaults["eps"] / math.sqrt(1 - group["betas"][1] ** (done + 1))
+        return super().step(closure)
 
 
 def clip_gradients(
