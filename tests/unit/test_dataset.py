@@ -14,20 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from twinreel.data import dataset as dataset_module
-from twinreel.data import loader
+from twinreel.data import loader, training_sample
 from twinreel.data.clip import Caption, Clip, Fault, Sample
-from twinreel.data.dataset import (
-    ClipDataset,
-    TrainingRules,
-    ViewRules,
-    draw_captions,
-    read_clip,
-    read_training_sample,
-)
+from twinreel.data.dataset import ClipDataset, ViewRules, read_clip
 from twinreel.data.loader import FaultLog, collate, load_batches, refuse_missing_files
 from twinreel.data.plan import Plan, Shares
 from twinreel.data.storage import open_video
+from twinreel.data.training_sample import TrainingRules, draw_captions, read_training_sample
 from twinreel.errors import ConfigError, DataError, TrainingError
 from twinreel.models.preprocessing import Preprocessing
 from videos import frame_numbers, make_video
@@ -396,6 +389,9 @@ def test_whole_frames_are_padded_in_training_and_evaluation(wide):
         (lambda: rules(preprocessing=PREP.replace(fit="pad")), "data.crop=random with model.preprocessing.fit=pad"),
         (lambda: ViewRules(preprocessing=PREP.replace(fit="pad"), num_clips=1, num_crops=3), "eval.num_crops=3"),
         (lambda: ViewRules(preprocessing=STRIDED, num_clips=1, windows="clipbert"), "counts in seconds"),
+        (lambda: ViewRules(preprocessing=STRIDED, num_clips=1, windows="clipbert_start"), "windows=clipbert_start"),
+        (lambda: rules(num_clips=0), "data.num_clips=0: a sample has at least 1 clip"),
+        (lambda: rules(num_clips=2, clip_start="uniform"), "every clip would show the same frames"),
     ],
 )
 def test_rules_that_do_not_go_with_the_model_are_refused(make, words):
@@ -410,7 +406,7 @@ def views_rules(number, **values):
 
 def test_the_views_of_a_row_are_one_decode_cropped_and_mirrored_anew(wide, monkeypatch):
     opened = []
-    monkeypatch.setattr(dataset_module, "open_video", lambda path: opened.append(path) or open_video(path))
+    monkeypatch.setattr(training_sample, "open_video", lambda path: opened.append(path) or open_video(path))
     dataset = ClipDataset([row(wide, id=str(i), captions=NARRATION) for i in range(6)], views_rules(4))
     for index in range(6):
         views = dataset[(2, index)]

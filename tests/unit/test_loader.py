@@ -17,12 +17,13 @@ from small_runs import CPU, assert_same_runs, own, recipe, records
 from twinreel import training
 from twinreel.data import read_ahead
 from twinreel.data.clip import Caption, Clip, Sample
-from twinreel.data.dataset import ClipDataset, TrainingRules, ViewRules
+from twinreel.data.dataset import ClipDataset, ViewRules
 from twinreel.data.device_feed import feed_device, hold_ahead
 from twinreel.data.loader import collate, load_batches, readers_watched
 from twinreel.data.preparation.pack import pack_collection
 from twinreel.data.read_ahead import clip_bytes, plan_ahead
 from twinreel.data.shared_rows import SharedRows
+from twinreel.data.training_sample import TrainingRules
 from twinreel.errors import ConfigError, TrainingError
 from twinreel.models.preprocessing import Preprocessing
 from twinreel.training import train

@@ -17,13 +17,23 @@ from twinreel.models.preprocessing import Preprocessing
 if TYPE_CHECKING:
     from twinreel.data.storage import Reader
 
-__all__ = ["ChosenTimes", "EvaluationWindows", "TrainingStart", "clip_from", "evaluation_times", "training_times"]
+__all__ = [
+    "FOUNDING_SECONDS",
+    "ChosenTimes",
+    "EvaluationWindows",
+    "TrainingStart",
+    "clip_from",
+    "evaluation_times",
+    "training_times",
+]
 
 TrainingStart: TypeAlias = Literal["random", "center", "start", "uniform", "segments"]
-EvaluationWindows: TypeAlias = Literal["uniform", "whole", "milnce", "slowfast", "slowfast_offset", "clipbert"]
+EvaluationWindows: TypeAlias = Literal[
+    "uniform", "whole", "milnce", "slowfast", "slowfast_offset", "clipbert", "clipbert_start"
+]
+FOUNDING_SECONDS = ("milnce", "clipbert", "clipbert_start")  # these need a rate in Hz
 
 _SLOWFAST_RATE = 30  # Hz in which PySlowFast counts its sampling rate
-_TICKS = 1_000_000  # a second, where a founding rule counts in ticks
 
 
 class ChosenTimes(NamedTuple):
@@ -34,17 +44,17 @@ class ChosenTimes(NamedTuple):
 
 
 def training_times(
-    rng: np.random.Generator,
+    rngs: Sequence[np.random.Generator],
     reader: Reader,
     start: float,
     end: float,
     preprocessing: Preprocessing,
     clip_start: TrainingStart,
 ) -> ChosenTimes:
-    """The times of one training clip in the window [start, end).
+    """The times of training clips in the window [start, end), each drawn by itself.
 
     Args:
-        rng: the sample's keyed generator.
+        rngs: the keyed generator of each clip.
         reader: the open video.
         start: of the window, seconds.
         end: of the window, seconds.
@@ -53,24 +63,30 @@ def training_times(
     """
     prep = preprocessing
     if clip_start == "uniform":
-        return ChosenTimes([sampling.uniform_times(start, end, prep.num_frames)])
+        return ChosenTimes([sampling.uniform_times(start, end, prep.num_frames) for _ in rngs])
     if clip_start == "segments":
-        return ChosenTimes([sampling.random_times(rng, start, end, prep.num_frames)])
+        return ChosenTimes([sampling.random_times(rng, start, end, prep.num_frames) for rng in rngs])
     if prep.frame_stride is not None:
         times = reader.frame_times()
         window = sampling.window_indices(times, start, end)
         last = sampling.last_strided_start(window, prep.num_frames, prep.frame_stride)
-        first = window.start
-        if clip_start == "random":
-            first = int(rng.integers(first, last, endpoint=True))
-        elif clip_start == "center":
-            first = (first + last) // 2
-        return _strided(times, [first], prep)
+        return _strided(times, [_first_frame(rng, window.start, last, clip_start) for rng in rngs], prep)
+    starts = [_first_second(rng, start, end, prep, clip_start) for rng in rngs]
+    return ChosenTimes([sampling.clip_times(begin, prep.num_frames, prep.sampled_rate) for begin in starts])
+
+
+def _first_frame(rng: np.random.Generator, first: int, last: int, clip_start: TrainingStart) -> int:
     if clip_start == "random":
-        start = sampling.random_start(rng, start, end, prep.clip_seconds)
-    elif clip_start == "center":
-        start = sampling.center_start(start, end, prep.clip_seconds)
-    return ChosenTimes([sampling.clip_times(start, prep.num_frames, prep.sampled_rate)])
+        return int(rng.integers(first, last, endpoint=True))
+    return (first + last) // 2 if clip_start == "center" else first
+
+
+def _first_second(
+    rng: np.random.Generator, start: float, end: float, prep: Preprocessing, clip_start: TrainingStart
+) -> float:
+    if clip_start == "random":
+        return sampling.random_start(rng, start, end, prep.clip_seconds)
+    return sampling.center_start(start, end, prep.clip_seconds) if clip_start == "center" else start
 
 
 def evaluation_times(
@@ -94,7 +110,7 @@ def evaluation_times(
     prep = preprocessing
     if windows == "whole":
         return ChosenTimes([sampling.uniform_times(start, end, prep.num_frames)])
-    if windows in ("slowfast", "slowfast_offset", "clipbert"):
+    if windows in ("slowfast", "slowfast_offset", "clipbert", "clipbert_start"):
         return _founding(reader, start, end, prep, num_clips, windows)
     if prep.frame_stride is not None:
         times = reader.frame_times()
@@ -132,13 +148,16 @@ def _founding(
     window = sampling.window_indices(times, start, end)
     shown = [times[index] for index in window]
     rate = reader.info.frame_rate
+    tick, declared = reader.clock
+    ticks = [round((time - shown[0]) / tick) for time in shown]
+    duration = round((min(end, reader.info.duration_seconds) - shown[0]) / tick) if declared else None
     clips = []
     for clip in range(num_clips):
-        if windows == "clipbert":
+        if windows in ("clipbert", "clipbert_start"):
             size = prep.num_frames / prep.sampled_rate * rate
-            ticks = [round((time - shown[0]) * _TICKS) for time in shown]
-            duration = round((min(end, reader.info.duration_seconds) - shown[0]) * _TICKS)
-            first, last = founding_sampling.clipbert_range(len(shown), size, clip, num_clips)
+            # of one clip, retrieval asks for the "middle", which is 1 of 3; question answering for 0 of 1
+            place = (1, 3) if windows == "clipbert" and num_clips == 1 else (clip, num_clips)
+            first, last = founding_sampling.clipbert_range(len(shown), size, *place)
             chosen = founding_sampling.clipbert_frames(ticks, duration, first, last, size, prep.num_frames)
         else:
             size = _slowfast_clip_size(prep, rate)

@@ -28,6 +28,9 @@ class Clip:
     `id` is unique in its collection and is the key of every result. `video` is a resolved path.
     Without a window the row means the whole video. `captions` holds sentences about the row;
     `caption_file` names a csv of `start,end,text` that is read when the row is used.
+
+    A question about the row is its caption. `options` are the answers to choose from, of which `labels` has the place
+    (from 0) of the right one; without options `labels` is the answer itself. `answer_type` is the kind of answer.
     """
 
     id: str
@@ -37,6 +40,8 @@ class Clip:
     captions: tuple[Caption, ...] = ()
     caption_file: str | None = None
     labels: tuple[str | int, ...] = ()
+    options: tuple[str, ...] = ()
+    answer_type: str | None = None
     split: str | None = None
 
 
@@ -53,6 +58,7 @@ class Fault:
 class Sample:
     """One row, read. `frames` is uint8 (T, S, S, 3) RGB; a sample with a fault holds zeros and is masked.
 
+    Several clips lie one behind the other in time: T = clips x frames of a clip.
     `captions` has exactly the task's number of candidates; `caption_mask` says which are real.
     `repeated_frames` counts frames that repeat the last one because the video ended.
     """
@@ -64,6 +70,7 @@ class Sample:
     captions: list[str] = field(default_factory=list)
     caption_mask: list[bool] = field(default_factory=list)
     labels: tuple[str | int, ...] = ()
+    options: tuple[str, ...] = ()
     repeated_frames: int = 0
     fault: Fault | None = None
 
@@ -73,7 +80,7 @@ class Batch:
     """Samples side by side, in the plan's order. Rows where `valid` is False take no part in anything.
 
     `frames` uint8 (B, T, S, S, 3); `pts_seconds` (B, T); `flip`, `valid` bool (B,);
-    `captions` B lists of K sentences; `caption_mask` bool (B, K).
+    `captions` B lists of K sentences; `caption_mask` bool (B, K); `options` those of each row, () where it has none.
     """
 
     ids: list[str]
@@ -86,6 +93,7 @@ class Batch:
     labels: list[tuple[str | int, ...]]
     repeated_frames: int
     faults: list[Fault]
+    options: list[tuple[str, ...]] = field(default_factory=list)
     wait_seconds: float = 0.0
 
     def pin_memory(self) -> Batch:

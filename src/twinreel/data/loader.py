@@ -60,6 +60,7 @@ def collate(items: Sequence[Sample | list[Sample]]) -> Batch:
         captions=captions,
         caption_mask=mask,
         labels=[sample.labels for sample in samples],
+        options=[sample.options for sample in samples],
         repeated_frames=sum(sample.repeated_frames for sample in samples),
         faults=[sample.fault for sample in samples if sample.fault is not None],
     )

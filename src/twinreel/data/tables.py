@@ -24,6 +24,7 @@ from twinreel.errors import DataError
 __all__ = [
     "ALIASES",
     "COLUMNS",
+    "INSTEAD",
     "LISTED",
     "VIDEO_SUFFIXES",
     "Table",
@@ -46,12 +47,14 @@ ALIASES = {
     "end": "end_seconds",
     "text": "caption",
     "sentence": "caption",
+    "question": "caption",
     "texts": "captions",
     "labels": "label",
 }
+INSTEAD = {"gif_name": "video", "video_id": "video", "qid": "id"}  # read where nothing else is there for it
 COLUMNS = (
     *("id", "video", "start_seconds", "end_seconds", "start_frame", "caption", "captions", "caption_file", "label"),
-    "split",
+    *("options", "answer", "answer_type", "split"),
 )
 VIDEO_SUFFIXES = frozenset(
     ".3g2 .3gp .asf .avi .flv .gif .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg .mts .mxf .ogv .ts .vob .webm .wmv".split()
@@ -210,6 +213,9 @@ def column_names(table: Table, needed: Mapping[str, str], what: str) -> dict[str
         if name in names:
             raise DataError(f"{table.path}: columns {names[name]!r} and {written!r} both mean {name!r}; keep one")
         names[name] = written
+    for written, name in INSTEAD.items():
+        if name not in names and names.pop(written, None) is not None:
+            names[name] = written
     for name, why in needed.items():
         if name not in names and table.columns:
             raise DataError(_missing_column(table, name, why))
@@ -219,7 +225,7 @@ def column_names(table: Table, needed: Mapping[str, str], what: str) -> dict[str
 
 
 def _missing_column(table: Table, name: str, why: str) -> str:
-    also = [alias for alias, meant in ALIASES.items() if meant == name]
+    also = [alias for alias, meant in (ALIASES | INSTEAD).items() if meant == name]
     text = f"{table.path}: no column {name!r}" + (f" (nor {', '.join(also)})" if also else "")
     text += f", but {why}; columns found: {', '.join(table.columns)}{did_you_mean(name, table.columns)}"
     if not table.cells or any(ALIASES.get(column, column) in COLUMNS for column in table.columns):

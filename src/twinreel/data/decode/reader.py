@@ -146,6 +146,11 @@ class VideoReader:
         return self._stream.tolerance
 
     @property
+    def clock(self) -> tuple[float, bool]:
+        """Seconds of a tick of the video's times, and whether its header declares a duration (Matroska's does not)."""
+        return self._stream.tick_seconds, self._stream.video.duration is not None
+
+    @property
     def missing_bytes(self) -> int:
         """By how many bytes the file is shorter than its container declares; 0 if it is whole or does not declare."""
         return self._stream.missing_bytes

@@ -2,15 +2,14 @@
 
 from twinreel.data.manifest.rows import (
     VIDEO_SUFFIXES,
-    check_target,
     missing_videos,
     read_folder,
     read_manifest,
     read_manifests,
     unused_columns,
     walk_files,
-    write_manifest,
 )
+from twinreel.data.manifest.writing import check_target, write_manifest
 
 __all__ = [
     "VIDEO_SUFFIXES",

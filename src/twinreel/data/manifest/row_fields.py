@@ -47,7 +47,7 @@ def parse_row(
         raise ValueError(f"{' and '.join(given)} are both given; a row has one of them")
     captions = _captions(values, cells)
     caption_file = text_value(values, "caption_file")
-    labels = _labels(values.get("label"), cells)
+    options, labels = _answers(values, cells)
     if class_names is not None:
         labels = tuple(_class_name(label, class_names) for label in labels)
     if template is not None and not captions and caption_file is None:
@@ -60,6 +60,8 @@ def parse_row(
         "captions": captions,
         "caption_file": None if caption_file is None else os.path.join(base, caption_file),
         "labels": labels,
+        "options": options,
+        "answer_type": text_value(values, "answer_type"),
         "split": None if split is None else split.strip(),
     }
 
@@ -132,6 +134,34 @@ def _caption(item: Any) -> Caption:
         raise ValueError(f"a caption without text: {item!r}")
     start, end = check_times(fields.get("start_seconds"), fields.get("end_seconds"), point_allowed=True)
     return Caption(text=fields["text"], start_seconds=start, end_seconds=end)
+
+
+def _answers(values: dict[str, Any], cells: bool) -> tuple[tuple[str, ...], tuple[str | int, ...]]:
+    """The options of a row, and its labels: the place of the right one or, without options, the answer itself."""
+    answer = values.get("answer")
+    if "label" in values and answer is not None:
+        raise ValueError("answer and label are both given; a row has one of them")
+    if "options" not in values:
+        if answer is None:
+            return (), _labels(values.get("label"), cells)
+        return (), ((text_value(values, "answer") or "").strip(),)
+    options = _json_list("options", values["options"], cells)
+    if len(options) < 2 or not all(isinstance(option, str) and option.strip() for option in options):
+        raise ValueError(f"options must be a list of at least two texts, got {options!r}")
+    if "label" in values:
+        raise ValueError("options have an answer, not a label: its number from 0, or its words")
+    return tuple(options), () if answer is None else (_place(answer, options, cells),)
+
+
+def _place(answer: Any, options: list[str], cells: bool) -> int:
+    """The place of the right option by its number, or else by its words."""
+    if cells and re.fullmatch("[0-9]+", answer.strip()):
+        answer = int(answer)
+    if isinstance(answer, str) and options.count(answer) == 1:
+        return options.index(answer)
+    if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < len(options):
+        raise ValueError(f"answer {answer!r} must be one of the options, or its number from 0 to {len(options) - 1}")
+    return answer
 
 
 def _labels(value: Any, cells: bool) -> tuple[str | int, ...]:

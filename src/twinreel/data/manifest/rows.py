@@ -1,17 +1,22 @@
-"""Manifests: a CSV or JSONL file of rows about videos, read into `Clip` rows, checked and written.
+"""Manifests: a CSV or JSONL file of rows about videos, read into `Clip` rows and checked (`writing.py` writes them).
 
 Three foreign forms are recognized as well: PySlowFast's lists without a header (`path_lists.py`), Kinetics' own CSV
 (`kinetics_csv.py`), and rows that begin at a frame (`start_frames.py`).
 
 One row is one clip. Columns, with the other names that are read for the same thing:
 
-- `video` (`path`, `video_path`, `video_name`, `clip_name`): needed; relative to `root`, else to the manifest's folder.
-- `id`: unique in the collection. Default: the video as written, with `#2`, `#3` where it repeats.
+- `video` (`path`, `video_path`, `video_name`, `clip_name`; `gif_name` or `video_id` where there is none of these):
+  needed; relative to `root`, else to the manifest's folder. A name without a video's suffix is the file that has one.
+- `id` (`qid` where there is none): unique in the collection. Default: the video as written, with `#2`, `#3` where it
+  repeats. In a file that has `id` and `text` and no column for the video, the id is the video's name.
 - `start_seconds` (`start`), `end_seconds` (`end`): a window `[start, end)`. Only an end: from 0. Only a start: to the
   end of the video. Neither: the whole video.
-- `caption` (`text`, `sentence`) or `captions` (`texts`) or `caption_file`, one a row. `captions` is a list of
-  sentences or of `{"text": ..., "start_seconds": ..., "end_seconds": ...}`; `caption_file` is resolved as `video` is.
+- `caption` (`text`, `sentence`, `question`) or `captions` (`texts`) or `caption_file`, one a row. `captions` is a list
+  of sentences or of `{"text": ..., "start_seconds": ..., "end_seconds": ...}`; `caption_file` is resolved as `video`
+  is.
 - `label`: a name, a class number from 0, or a list of either. In CSV digits are a number: `["3"]` is the name 3.
+- `options`: answers to choose from, a list of at least two; `answer`: the number of the right one, from 0, or its
+  words; without options the answer itself, as text. `answer_type`: its kind, such as `color`.
 - `start_frame`: instead of a window: the row begins at this frame and ends where the next row of the video begins.
 - `split`: `val`, `valid`, `validate` and `validation` are the same split.
 
@@ -22,9 +27,6 @@ ends. Other columns take no part in anything; `unused_columns` names them.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -32,12 +34,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from twinreel.data.clip import Caption, Clip
+from twinreel.data.clip import Clip
 from twinreel.data.manifest.class_names import read_class_names
 from twinreel.data.manifest.kinetics_csv import is_kinetics, kinetics_table
 from twinreel.data.manifest.path_lists import is_path_list, parse_path_list
 from twinreel.data.manifest.row_fields import check_template, parse_row, text_value
 from twinreel.data.manifest.start_frames import FrameRow, frame_windows, start_frame
+from twinreel.data.manifest.video_names import VideoNames
 from twinreel.data.storage import collection_members, is_store, missing_paths
 from twinreel.data.tables import (
     ALIASES,
@@ -52,20 +55,17 @@ from twinreel.data.tables import (
     parse_table,
     read_table,
     read_text,
-    write_whole,
 )
 from twinreel.errors import ConfigError, DataError
 
 __all__ = [
     "VIDEO_SUFFIXES",
-    "check_target",
     "missing_videos",
     "read_folder",
     "read_manifest",
     "read_manifests",
     "unused_columns",
     "walk_files",
-    "write_manifest",
 ]
 
 _SAME_SPLIT = {"val": "validation", "valid": "validation", "validate": "validation"}
@@ -123,7 +123,8 @@ def unused_columns(path: str | Path) -> list[str]:
     table = _read_table(Path(path).expanduser())
     if is_kinetics(table):
         return []
-    return [name for name in table.columns if ALIASES.get(name, name) not in COLUMNS]
+    used = {written for name, written in column_names(table, {}, "manifest").items() if name in COLUMNS}
+    return [name for name in table.columns if name not in used]
 
 
 def missing_videos(rows: Iterable[Clip]) -> list[Clip]:
@@ -177,42 +178,6 @@ def walk_files(top: str) -> list[str]:
     return found
 
 
-def write_manifest(path: str | Path, rows: Sequence[Clip]) -> None:
-    """Writes rows so that `read_manifest` returns them again; CSV or JSONL by suffix, whole or not at all.
-
-    Paths are written as they are in the rows. Only columns that some row uses are written.
-
-    Raises:
-        DataError: no rows, an id twice, a row that would not be read back, another suffix, or a failing disk.
-    """
-    target = Path(path)
-    as_table = check_target(target)
-    if not rows:
-        raise DataError(f"{target}: no rows to write; a manifest has at least one")
-    repeated = [id for id, count in Counter(row.id for row in rows).items() if count > 1 or not id.strip()]
-    if repeated:
-        raise DataError(f"{target}: {len(repeated)} ids are empty or used twice (first: {repeated[0]!r})")
-    records = [_record(row) for row in rows]
-    for record in records:
-        try:
-            parse_row(record, base="", cells=False)
-        except ValueError as error:
-            raise DataError(f"{target}: row {record['id']!r} cannot be written: {error}") from None
-    text = _csv_text(records) if as_table else "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records)
-    write_whole(target, text)
-
-
-def check_target(path: Path) -> bool:
-    """Whether a manifest written at `path` is a CSV, else a JSONL.
-
-    Raises:
-        DataError: it cannot be written there: another suffix, or no such folder.
-    """
-    if not path.parent.is_dir():
-        raise DataError(f"{path}: cannot be written: there is no folder '{path.parent}'")
-    return is_table(path, "manifest")
-
-
 # ---- records to rows
 
 
@@ -260,12 +225,15 @@ def _read_rows(
     base = _base(path, root, table)
     if is_kinetics(table):
         table = kinetics_table(table, base, walk_files(base))
-    needed = {"video": "every row needs it"}
+    needed = {} if _named_by_id(table) else {"video": "every row needs it"}
     if template is not None:
         needed["label"] = "caption_template needs it"
     if split is not None:
         needed["split"] = f"split {split!r} is asked for (leave the split out to take every row)"
     names = column_names(table, needed, "manifest")
+    if "video" not in names:
+        names["video"] = names.pop("id")
+    video_names = VideoNames()
     meaning = {written: name for name, written in names.items() if name in COLUMNS}
     rows: list[_Row] = []
     frames: list[FrameRow] = []
@@ -275,6 +243,7 @@ def _read_rows(
         where, written = f"{path}:{line}", str(values.get("video"))
         try:
             row = parse_row(values, base=base, cells=table.cells, template=template, class_names=class_names)
+            row["video"] = video_names.find(row["video"])
             if split is not None and row["split"] is None:
                 raise ValueError(f"split is empty, and split {split!r} is asked for; write one in every row")
             if "start_frame" in meaning.values():
@@ -289,6 +258,12 @@ def _read_rows(
         for read, window in zip(rows, frame_windows(path, frames), strict=True):
             read.fields["start_seconds"], read.fields["end_seconds"] = window
     return rows
+
+
+def _named_by_id(table: Table) -> bool:
+    """Whether rows are `id` and `text` alone, so that the id must be the video's name."""
+    columns = {ALIASES.get(name, name) for name in table.columns}
+    return "video" not in columns and {"id", "caption"} <= columns
 
 
 def _base(path: Path, root: str | Path | None, table: Table) -> str:
@@ -346,51 +321,3 @@ def _select_split(clips: Sequence[Clip], split: str, files: Sequence[Path]) -> l
         where = ", ".join(str(file) for file in files)
         raise DataError(f"{where}: no row has split {split!r}; there are {listed}{did_you_mean(split, counts)}")
     return chosen
-
-
-# ---- rows to files
-
-
-def _record(row: Clip) -> dict[str, Any]:
-    """A row as a JSONL object, without what is not given."""
-    record: dict[str, Any] = {"id": row.id, "video": row.video}
-    record |= {"start_seconds": row.start_seconds, "end_seconds": row.end_seconds}
-    if len(row.captions) == 1 and row.captions[0].start_seconds is None and row.captions[0].end_seconds is None:
-        record["caption"] = row.captions[0].text
-    elif row.captions:
-        record["captions"] = [_caption_value(caption) for caption in row.captions]
-    record["caption_file"] = row.caption_file or None
-    record["label"] = row.labels[0] if len(row.labels) == 1 else list(row.labels) or None
-    record["split"] = row.split or None
-    return {name: value for name, value in record.items() if value is not None}
-
-
-def _caption_value(caption: Caption) -> Any:
-    times = {"start_seconds": caption.start_seconds, "end_seconds": caption.end_seconds}
-    given = {name: value for name, value in times.items() if value is not None}
-    return {"text": caption.text, **given} if given else caption.text
-
-
-def _csv_text(records: Sequence[dict[str, Any]]) -> str:
-    columns = [name for name in COLUMNS if any(name in record for record in records)]
-    text = io.StringIO(newline="")
-    # every text is quoted: spaces at its start would be dropped in reading
-    writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
-    csv.writer(text, lineterminator="\n").writerow(columns)
-    writer.writerows([[_cell(name, record.get(name, "")) for name in columns] for record in records])
-    return text.getvalue()
-
-
-def _cell(name: str, value: Any) -> Any:
-    if name == "label" and isinstance(value, str) and value:
-        if value != value.strip() or value.startswith("[") or _is_number(value):
-            value = [value]
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -16,7 +16,19 @@ from typing import Any
 from twinreel.config import import_function, nearest
 from twinreel.data.clip import Clip
 from twinreel.data.manifest import read_manifests, unused_columns
-from twinreel.data.sources import annotated, class_folders, generated, howto100m, kinetics
+from twinreel.data.sources import (
+    activitynet,
+    annotated,
+    class_folders,
+    didemo,
+    generated,
+    howto100m,
+    kinetics,
+    msrvtt,
+    msrvtt_mc,
+    msrvtt_qa,
+    tgif_qa,
+)
 from twinreel.errors import ConfigError, DataError
 
 __all__ = ["SOURCES", "load_rows", "manifest_rows", "source_notes"]
@@ -45,12 +57,18 @@ def manifest_rows(
 
 
 SOURCES: dict[str, Callable[..., list[Clip]]] = {
+    "activitynet": activitynet.rows,
     "annotated": annotated.rows,
     "class_folders": class_folders.rows,
+    "didemo": didemo.rows,
     "generated": generated.rows,
     "howto100m": howto100m.rows,
     "kinetics": kinetics.rows,
     "manifest": manifest_rows,
+    "msrvtt": msrvtt.rows,
+    "msrvtt_mc": msrvtt_mc.rows,
+    "msrvtt_qa": msrvtt_qa.rows,
+    "tgif_qa": tgif_qa.rows,
 }
 
 

@@ -93,6 +93,11 @@ class FrameFolder:
         return self._timing.tolerance
 
     @property
+    def clock(self) -> tuple[float, bool]:
+        """Microseconds, and a duration: as of a video; see `VideoReader.clock`."""
+        return 1e-6, True
+
+    @property
     def missing_bytes(self) -> int:
         """0: a folder of images declares no size."""
         return 0

@@ -42,6 +42,11 @@ class Reader(Protocol):
         ...
 
     @property
+    def clock(self) -> tuple[float, bool]:
+        """Seconds of a tick of the video's times, and whether it declares a duration."""
+        ...
+
+    @property
     def missing_bytes(self) -> int:
         """By how many bytes the file is shorter than it declares."""
         ...

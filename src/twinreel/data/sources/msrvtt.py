@@ -1,0 +1,132 @@
+"""MSR-VTT (Xu et al., CVPR 2016): videos `video0` ... `video9999` of 10 to 30 s with 20 captions each, in its splits.
+
+    split         videos                                     list                              captions
+    train_7k      7010, for the test on 1k-A                 MSRVTT_train.7k.csv               of the captions file
+    train_9k      9000, likewise                             MSRVTT_train.9k.csv               of the captions file
+    test_1k_a     1000 (JSFusion's, Yu et al., ECCV 2018)    MSRVTT_JSFUSION_test.csv          one each, of the list
+    train         6513                                       the captions file says            of it
+    val           497                                        the captions file says            of it
+    test_full     2990                                       the captions file says            of it
+
+The captions file is `MSRVTT_data.json` or `train_val_videodatainfo.json`, as published; a JSON list of
+`{"video": ..., "caption": [...]}`; or JSONL such as ClipBERT's, with `clip_name` and `caption`.
+`twinreel.data.sources.listed` says where lists and videos are looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from twinreel.data.clip import Caption, Clip
+from twinreel.data.manifest.video_names import stem
+from twinreel.data.sources.listed import check_split, find_list, find_videos, read_json, source_root
+from twinreel.data.tables import column_names, read_table
+from twinreel.errors import DataError
+
+__all__ = ["rows"]
+
+_LISTS = {
+    "train_7k": ("MSRVTT_train.7k.csv", "msrvtt_train7k.csv", "msrvtt_train_7k.csv"),
+    "train_9k": ("MSRVTT_train.9k.csv", "msrvtt_train9k.csv", "msrvtt_train_9k.csv"),
+    "test_1k_a": ("MSRVTT_JSFUSION_test.csv", "msrvtt_jsfusion_test1k.csv", "msrvtt_test_1k_a.csv"),
+}
+_OFFICIAL = {"train": "train", "val": "validate", "test_full": "test"}
+_CAPTIONS = ("MSRVTT_data.json", "train_val_videodatainfo.json", "msrvtt_captions.json", "msrvtt_captions.jsonl")
+_FULL_TEST = ("msrvtt_full_test2990_captions.json", "test_videodatainfo.json")
+
+
+def rows(
+    root: str | Path | None, split: str | None, *, annotations: str | None = None, captions: str | None = None
+) -> list[Clip]:
+    """A row for each video of a split, with all its captions, in the order of the list; `id` is `video0`, ...
+
+    Args:
+        root: folder or LMDB of the videos.
+        split: train_7k, train_9k, test_1k_a, train, val or test_full.
+        annotations: folder of the lists, from the current folder.
+        captions: name of the captions file in there.
+
+    Raises:
+        ConfigError: no root.
+        DataError: no such split or list, or a listed video without captions.
+    """
+    base = source_root(root, "msrvtt")
+    split = check_split(split, (*_LISTS, *_OFFICIAL), "msrvtt")
+    found: dict[str, list[str]]
+    if split == "test_1k_a":
+        found = _sentences(find_list(base, annotations, _LISTS[split], "msrvtt"))
+        names: Iterable[str] = found
+    else:
+        # before the captions, of which there are more places to look for
+        listed = find_list(base, annotations, _LISTS[split], "msrvtt") if split in _LISTS else None
+        full = _FULL_TEST if split == "test_full" else ()
+        file = find_list(base, annotations, (captions,) if captions else (*full, *_CAPTIONS), "msrvtt")
+        found, splits = _captions(file)
+        names = _names(listed) if listed else _of_split(file, found, splits, _OFFICIAL[split])
+        _refuse_without(names, found, file)
+    names = list(names)
+    videos = find_videos(base, names, "msrvtt")
+    return [
+        Clip(id=name, video=videos[name], captions=tuple(Caption(text=text) for text in found[name]), split=split)
+        for name in names
+    ]
+
+
+def _names(path: Path) -> list[str]:
+    """The videos of a list, each once."""
+    table = read_table(path, "list of videos")
+    column = column_names(table, {"video": "every row needs it"}, "list of videos")["video"]
+    return list(dict.fromkeys(stem(str(record[column])) for _, record in table.records if column in record))
+
+
+def _sentences(path: Path) -> dict[str, list[str]]:
+    """The captions of each video of a table with a caption a line."""
+    table = read_table(path, "list of captions")
+    why = {"video": "every row needs it", "caption": "every row needs it"}
+    columns = column_names(table, why, "list of captions")
+    found: dict[str, list[str]] = {}
+    for line, record in table.records:
+        values = [record.get(columns[name]) for name in why]
+        if table.problems or not all(isinstance(value, str) and value.strip() for value in values):
+            raise DataError(table.problems[0] if table.problems else f"{path}:{line}: no video or no caption in it")
+        video, text = map(str, values)
+        found.setdefault(stem(video), []).append(text)
+    return found
+
+
+def _captions(path: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """The captions of each video, and its split where the file says it."""
+    if path.suffix.lower() != ".json":
+        return _sentences(path), {}
+    content: Any = read_json(path)
+    found: dict[str, list[str]] = {}
+    try:
+        if isinstance(content, dict):
+            for entry in content["sentences"]:
+                found.setdefault(entry["video_id"], []).append(entry["caption"])
+            return found, {entry["video_id"]: entry["split"] for entry in content["videos"]}
+        for entry in content:
+            texts = entry["caption"]
+            found.setdefault(stem(entry["video"]), []).extend([texts] if isinstance(texts, str) else texts)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: not MSR-VTT's captions as published: {error!r}") from error
+    return found, {}
+
+
+def _of_split(file: Path, found: dict[str, list[str]], splits: dict[str, str], wanted: str) -> list[str]:
+    whole = wanted == "test" and file.name.lower() in _FULL_TEST
+    names = list(found) if whole else [name for name in found if splits.get(name) == wanted]
+    if not names:
+        raise DataError(f"{file}: does not say which videos are of the split {wanted!r}; name the file that does")
+    return names
+
+
+def _refuse_without(names: Iterable[str], found: dict[str, list[str]], file: Path) -> None:
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise DataError(
+            f"{file}: no caption of {len(missing)} listed videos (first: {', '.join(missing[:5])}); "
+            "name the file that has them: data.captions=FILE"
+        )
