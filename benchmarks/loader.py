@@ -34,8 +34,9 @@ from torch.utils.data import DataLoader
 
 from natural_videos import Movie, make_movies
 from twinreel.data.clip import Batch, Caption, Clip, Sample
-from twinreel.data.dataset import ClipDataset, TrainingRules
+from twinreel.data.dataset import ClipDataset
 from twinreel.data.loader import collate, load_batches
+from twinreel.data.training_sample import TrainingRules
 from twinreel.models.preprocessing import Preprocessing
 
 MOVIES = (

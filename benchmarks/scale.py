@@ -154,7 +154,7 @@ class Side:
         parts = build_parts(recipe, CPU)
         for group in parts.optimizer.param_groups:
             group["lr"] = 0.0
-        dataset = ClipDataset(parts.rows, training_rules(recipe, parts.model))
+        dataset = ClipDataset(parts.rows, training_rules(recipe, parts.model, parts.rows))
         keys = parts.plan.micro_batches(0, 1, parts.shares, world().rank)
         return cls(recipe=recipe, parts=parts, batches=list(load_batches(dataset, keys, num_workers=0)))
 
@@ -298,7 +298,7 @@ def measure_decoding(recipe: Recipe, model: nn.Module, data: Path | None, root: 
     else:
         rows = load_rows("manifest", str(data), "train", manifest=str(data / "caption" / "items.jsonl"))
         what = "real ones"
-    read, seconds, sides = training_rules(recipe, model), [], []
+    read, seconds, sides = training_rules(recipe, model, rows), [], []
     for row in rows[:NUM_DECODED]:
         began = time.process_time()
         if read(row, 0).fault is None:

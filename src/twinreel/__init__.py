@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from twinreel.errors import TwinreelError
     from twinreel.evaluation import evaluate
     from twinreel.models import create_model
+    from twinreel.prediction import predict
     from twinreel.recipe import load_recipe
     from twinreel.recognition import recognize
-    from twinreel.search import embed_collection, predict, search_collection
+    from twinreel.search import embed_collection, search_collection
     from twinreel.training import train
 
 __version__ = "0.1.0"
@@ -49,7 +50,7 @@ _HOME = {
     "evaluate": "evaluation",
     "load_model": "assembly",
     "load_recipe": "recipe",
-    "predict": "search",
+    "predict": "prediction",
     "probe": "data.decode",
     "read_clip": "data.dataset",
     "recognize": "recognition",

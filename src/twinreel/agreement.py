@@ -116,7 +116,7 @@ def observe(recipe: Recipe) -> dict[str, Any]:
             part.head_activation = "none"  # type: ignore[assignment]  # logits in eval mode too
     batches = read_batches(recipe, parts)
     step, batch = GradientStep(parts, recipe, batches, 0), batches[0]
-    text, facts = task.inputs(parts.model, batch)
+    text, facts = step.inputs(batch)
     with torch.no_grad():
         outputs = step.run(parts.whole, step.video(batch), text, 0)
     leaves = tuple(part.detach().requires_grad_() for part in outputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +17,19 @@ from torch import nn
 from twinreel import losses
 from twinreel.checkpoint import find_checkpoint, read_model_json, read_task_weights, read_weights, weights_file
 from twinreel.config import import_function
+from twinreel.data.caption_rows import caption_rows, paragraph_rows
 from twinreel.data.classes import ClassTable
 from twinreel.data.clip import Clip
 from twinreel.data.manifest.class_names import read_class_names
 from twinreel.data.plan import keyed_seed
 from twinreel.data.sources import load_rows, source_notes
 from twinreel.errors import CheckpointError, ConfigError, DataError
-from twinreel.models import TwoTowers, check_classifier, check_towers, create_model
+from twinreel.models import TwoTowers, check_classifier, check_matcher, check_towers, create_model
 from twinreel.models.weights import Weights, load_partial
-from twinreel.recipe import DataSection, EvalSection, Recipe, load_recipe
-from twinreel.tasks import ActionRecognition, Contrastive, Mixing, Task
+from twinreel.recipe import DataSection, EvalSection, ModelSection, Recipe, load_recipe
+from twinreel.tasks import ActionRecognition, Contrastive, Mixing, Task, VideoTextMatching
 from twinreel.text import Vocabulary
+from twinreel.wordpiece import WordPiece, load_vocabulary
 
 __all__ = [
     "Run",
@@ -47,7 +50,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 # What a trained run can be asked to do otherwise: how it is judged, where data lie, where it computes.
-CHANGEABLE = ("eval.", "data.root", "data.manifest", "data.num_workers", "data.worker_start", "train.device")
+CHANGEABLE = ("eval.", "rerank.", "data.root", "data.manifest", "data.num_workers", "data.worker_start", "train.device")
 
 
 def pick_device(name: str) -> torch.device:
@@ -91,7 +94,10 @@ def _rows(section: DataSection | EvalSection, source: str, root: str | None, spl
 def training_rows(recipe: Recipe) -> list[Clip]:
     """The rows that a recipe trains on."""
     data = recipe.data
-    return _rows(data, data.source, data.root, data.split)
+    rows = _rows(data, data.source, data.root, data.split)
+    if data.caption_rows == "video":
+        return rows
+    return paragraph_rows(rows) if data.caption_rows == "paragraph" else caption_rows(rows)
 
 
 def training_notes(recipe: Recipe) -> list[str]:
@@ -127,7 +133,9 @@ def evaluation_rows(recipe: Recipe, section: EvalSection | None = None, *, own_r
         caption_template=section.caption_template or data.caption_template,
         **inherited,
     )
-    return _rows(filled, source, root, section.split)
+    rows = _rows(filled, source, root, section.split)
+    # Whether captions are rows of their own makes no difference here: each is a query, and equal videos are one.
+    return paragraph_rows(rows) if (section.caption_rows or data.caption_rows) == "paragraph" else rows
 
 
 def build_task(recipe: Recipe, checkpoint: Path | None = None, rows: Sequence[Clip] = ()) -> Task:
@@ -152,6 +160,14 @@ def build_task(recipe: Recipe, checkpoint: Path | None = None, rows: Sequence[Cl
                 switch_probability=data.mix_switch_probability,
             ),
             views_per_row=data.repeated_augmentation,
+        )
+    if section.name == VideoTextMatching.name:
+        return VideoTextMatching(
+            loss=loss,
+            goal=section.goal,
+            num_negatives=section.num_negatives,
+            answers=_answers(recipe, rows, checkpoint) if section.goal == "question_answering" else (),
+            loss_options=section.options,
         )
     task = Contrastive(
         loss=loss,
@@ -180,6 +196,20 @@ def _new_classes(recipe: Recipe, rows: Sequence[Clip]) -> ClassTable:
     return table
 
 
+def _answers(recipe: Recipe, rows: Sequence[Clip], checkpoint: Path | None) -> tuple[str, ...]:
+    """The answers that a model can give, the most frequent ones of the training rows first; ties by the alphabet."""
+    if checkpoint is not None:
+        return tuple(read_model_json(checkpoint)["answers"])
+    counts = Counter(str(label) for row in rows for label in row.labels)
+    if len(counts) < 2:
+        raise DataError(
+            f"the training rows have {len(counts)} different answers; task.goal=question_answering needs a column "
+            "answer with at least two"
+        )
+    ranked = sorted(counts, key=lambda answer: (-counts[answer], answer))
+    return tuple(ranked[: recipe.model.num_classes])
+
+
 def _classes_of(recipe: Recipe, checkpoint: Path) -> ClassTable:
     names = read_model_json(checkpoint).get("class_names")
     if not names:
@@ -206,8 +236,10 @@ def build_model(recipe: Recipe, task: Task, captions: Iterable[str]) -> nn.Modul
             "train.batch_norm=frozen with random weights: statistics of 0 and 1 would stay for good; name "
             "model.weights, or set train.batch_norm=per_process"
         )
-    vocabulary: Vocabulary | None
-    if section.vocabulary is not None:
+    vocabulary: Vocabulary | WordPiece | None
+    if isinstance(task, VideoTextMatching):
+        vocabulary = _word_pieces(section, captions)
+    elif section.vocabulary is not None:
         vocabulary = Vocabulary.load(section.vocabulary, fold_case=section.fold_case)
     elif ":" in section.name or isinstance(task, ActionRecognition):
         vocabulary = None  # the user's own towers bring what they need, a classifier needs none
@@ -229,16 +261,30 @@ def build_model(recipe: Recipe, task: Task, captions: Iterable[str]) -> nn.Modul
             vocabulary=vocabulary,
             preprocessing=section.preprocessing.model_dump(exclude_none=True),
             num_classes=len(task.classes) if isinstance(task, ActionRecognition) else None,
+            num_outputs=task.num_outputs if isinstance(task, VideoTextMatching) else None,
             **section.options,
         )
-    if isinstance(task, ActionRecognition):
-        check_classifier(model, section.name)
-    else:
-        check_towers(model, section.name)
+    checks = {ActionRecognition.name: check_classifier, VideoTextMatching.name: check_matcher}
+    checks.get(task.name, check_towers)(model, section.name)
     if isinstance(section.weights, dict):
         for prefix, path in section.weights.items():
             load_partial(model, prefix, path, scope=section.weights_scope)
     return model
+
+
+def _word_pieces(section: ModelSection, captions: Iterable[str]) -> WordPiece | None:
+    """What a cross-modal model reads: a file, or for our own models one made of the captions."""
+    if section.vocabulary is not None:
+        return WordPiece.load(section.vocabulary, fold_case=None if section.fold_case else False)
+    if ":" in section.name:
+        return None  # the user's own brings what it needs
+    weights = section.weights
+    if isinstance(weights, str) or any(prefix.startswith("transformer") for prefix in weights or ()):
+        raise ConfigError(
+            "model.vocabulary is missing: the text side of these weights was trained with a vocab.txt, whose order of "
+            "words is the order of its table; name that file"
+        )
+    return WordPiece.build(captions, fold_case=section.fold_case, min_count=section.min_word_count)
 
 
 def describe_model(recipe: Recipe, model: nn.Module, task: Task) -> dict[str, Any]:
@@ -255,7 +301,13 @@ def describe_model(recipe: Recipe, model: nn.Module, task: Task) -> dict[str, An
         "preprocessing": preprocessing.to_dict(),
         "has_vocabulary": vocabulary is not None,
         "class_names": list(task.classes.names) if isinstance(task, ActionRecognition) else None,
-    }
+    } | _matching_description(task)
+
+
+def _matching_description(task: Task) -> dict[str, Any]:
+    if not isinstance(task, VideoTextMatching):
+        return {}
+    return {"num_outputs": task.num_outputs, "answers": list(task.answers)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,9 +328,26 @@ class Run:
             ConfigError: the run is of another task.
         """
         if not isinstance(self.task, Contrastive):
+            own = "`twinreel predict RUN VIDEO` names what happens in a video"
+            if isinstance(self.task, VideoTextMatching):
+                own = f"rerank.run={self.folder} lets this one judge the first answers of such a run"
             raise ConfigError(
                 f"{self.folder}: trained with task.name={self.task.name}, it has no embeddings of sentences; embed and "
-                "search need a run of task.name=contrastive. `twinreel predict RUN VIDEO` names what happens in a video"
+                f"search need a run of task.name=contrastive. {own}"
+            )
+        return self.task
+
+    @property
+    def matching(self) -> VideoTextMatching:
+        """The task of a cross-modal model.
+
+        Raises:
+            ConfigError: the run is of another task.
+        """
+        if not isinstance(self.task, VideoTextMatching):
+            raise ConfigError(
+                f"{self.folder}: trained with task.name={self.task.name}; a run of task.name=video_text_matching is "
+                "needed to judge videos and texts together"
             )
         return self.task
 
@@ -333,13 +402,14 @@ def model_from_checkpoint(path: Path, *, averaged: bool = False) -> nn.Module:
         averaged: with the averaged weights if it has them (`train.ema_decay`), else with those that are trained.
     """
     saved: Mapping[str, Any] = read_model_json(path)
-    vocabulary = Vocabulary.load(path / "vocabulary.json") if saved["has_vocabulary"] else None
+    vocabulary = load_vocabulary(path / "vocabulary.json") if saved["has_vocabulary"] else None
     model = create_model(
         saved["name"],
         weights=Weights(source=str(path), layout="twinreel", tensors=read_weights(path, averaged=averaged)),
         vocabulary=vocabulary,
         preprocessing=saved["preprocessing"],
         num_classes=len(saved["class_names"]) if saved.get("class_names") else None,
+        num_outputs=saved.get("num_outputs"),
         **saved["options"],
     )
     if saved.get("class_names"):

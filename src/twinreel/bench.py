@@ -18,15 +18,16 @@ import torch
 
 from twinreel.assembly import pick_device
 from twinreel.data.clip import Batch, Clip, Sample
-from twinreel.data.dataset import ClipDataset, TrainingRules
+from twinreel.data.dataset import ClipDataset
 from twinreel.data.loader import collate, load_batches
-from twinreel.data.read_ahead import clip_bytes, plan_ahead, usable_cores
+from twinreel.data.read_ahead import plan_ahead, usable_cores
 from twinreel.data.reading_costs import ReadingCosts, reading_costs
+from twinreel.data.training_sample import TrainingRules
 from twinreel.data.transforms import network_input
 from twinreel.errors import DataError
 from twinreel.gradients import GradientStep
 from twinreel.knobs import DataPath, FloorShare
-from twinreel.parts import Parts, build_parts, for_device, training_rules
+from twinreel.parts import Parts, build_parts, for_device, sample_bytes, training_rules
 from twinreel.recipe import Recipe
 
 __all__ = ["LoaderReport", "bench_loader"]
@@ -93,12 +94,12 @@ def bench_loader(recipe: Recipe, *, clips: int = 64, say: Say = lambda text: Non
     device = pick_device(recipe.train.device)
     recipe = for_device(recipe, device)
     parts = build_parts(recipe, device)
-    rules = training_rules(recipe, parts.model)
+    rules = training_rules(recipe, parts.model, parts.rows)
     views = recipe.data.repeated_augmentation
     micro_batches = parts.plan.micro_batches(0, sys.maxsize, parts.shares)
     keys = list(islice((key for batch in micro_batches for key in batch), max(1, clips // views)))
     ahead = plan_ahead(
-        clip_bytes(rules.preprocessing), parts.shares.largest, num_workers=recipe.data.num_workers, held=1
+        sample_bytes(recipe, parts.model), parts.shares.largest, num_workers=recipe.data.num_workers, held=1
     )
     costs, faults = _stage_costs(parts.rows, keys, rules, say)
     batch = _whole_batch(parts, keys, rules)

@@ -33,11 +33,12 @@ from twinreel.optim import build_optimizer, build_schedule, freeze, parameter_gr
 from twinreel.parts import Parts, for_device
 from twinreel.recipe import Recipe
 from twinreel.step_costs import PartCosts, StepCosts
-from twinreel.tasks import ActionRecognition, WholeModel
+from twinreel.tasks import ActionRecognition, VideoTextMatching, WholeModel
 
 __all__ = ["bench_step", "part_names"]
 
 NUM_CLASSES = 400  # where neither recipe nor labels say how many
+NUM_OPTIONS = 5
 WORDS = "a person opens the door and walks into the kitchen to cut an onion with knife".split()
 RANGE = "twinreel part "
 BACKWARD = "autograd::engine::evaluate_function: "
@@ -49,7 +50,7 @@ Say = Callable[[str], None]
 def part_names(model: nn.Module) -> dict[str, str]:
     """Module name -> part: `temporal` (a convolution's kernel above 1 in time, attention), `head`, `text`, `backbone`.
 
-    What a module computes outside of its own modules belongs to its own part; inside attention everything does.
+    Of a cross-modal model `text` is its BERT, which reads the picture too. What a module computes outside of its own modules belongs to its own part; inside attention everything does.
     """
     prefixes = [prefix.rstrip(".") for prefix in getattr(model, "head_prefixes", ())]
     names: dict[str, str] = {}
@@ -57,10 +58,10 @@ def part_names(model: nn.Module) -> dict[str, str]:
         parent = names.get(name.rpartition(".")[0], "backbone") if name else "backbone"
         top = name.removeprefix("video_tower.").partition(".")[0]
         kernel = module.kernel_size[0] if isinstance(module, nn.Conv3d) else 1
-        if name.partition(".")[0] == "text_tower":
-            part = "text"
-        elif top in ("head", "fc") or name in prefixes:
+        if top in ("head", "fc") or name in prefixes:
             part = "head"
+        elif name.partition(".")[0] in ("text_tower", "transformer") and parent != "head":
+            part = "text"
         elif parent == "temporal" or kernel > 1 or "attention" in type(module).__name__.lower():
             part = "temporal"
         else:
@@ -147,7 +148,8 @@ def _facts(parts: Parts, recipe: Recipe) -> dict[str, str]:
     name = torch.cuda.get_device_name(parts.device) if parts.device.type == "cuda" else f"cpu, {_threads()}"
     return {
         "model": f"{recipe.model.name}, {sum(p.numel() for p in parts.model.parameters()):,} parameters",
-        "clip": f"{prep.num_frames} frames of {prep.crop_size} x {prep.crop_size}, random",
+        "clip": f"{recipe.data.num_clips} x " * (recipe.data.num_clips > 1)
+        + f"{prep.num_frames} frames of {prep.crop_size} x {prep.crop_size}, random",
         "device": name,
         "settings": f"precision {recipe.train.precision}, {recipe.train.memory_format}, batch norm "
         f"{recipe.train.batch_norm}, activation checkpointing {str(recipe.train.activation_checkpointing).lower()}",
@@ -171,7 +173,8 @@ def _build(recipe: Recipe, device: torch.device) -> tuple[Parts, list[str]]:
             changed["vocabulary"] = None
         if changed.get("vocabulary", section.vocabulary) is None:
             notes.append(f"note: a text tower of {len(WORDS)} made-up words; its table will be larger")
-    if recipe.task.name == "action_recognition" and section.num_classes is None:
+    classifies = recipe.task.name == "action_recognition" or recipe.task.goal == "question_answering"
+    if classifies and section.num_classes is None:
         notes.append(f"note: {NUM_CLASSES} classes; the data would say how many there are")
     recipe = recipe.model_copy(update={"model": section.model_copy(update=changed)})
     rows = _rows(section.num_classes or NUM_CLASSES)
@@ -213,20 +216,24 @@ def _rows(num_classes: int) -> list[Clip]:
 def _random_batch(parts: Parts, recipe: Recipe, number: int) -> Batch:
     prep: Any = parts.model.preprocessing
     generator = torch.Generator().manual_seed(0)
-    shape = (number, prep.num_frames, prep.crop_size, prep.crop_size, 3)
+    num_frames = prep.num_frames * recipe.data.num_clips
+    shape = (number, num_frames, prep.crop_size, prep.crop_size, 3)
     candidates = recipe.task.num_candidates
+    if isinstance(parts.task, VideoTextMatching) and parts.task.goal == "retrieval":
+        candidates = 1 + parts.task.num_negatives
     texts = [[f"{WORDS[(clip + k) % len(WORDS)]} {WORDS[clip % len(WORDS)]}" for k in range(candidates)]
              for clip in range(number)]  # fmt: skip
-    places = len(parts.task.classes) if isinstance(parts.task, ActionRecognition) else 1
+    places = len(parts.task.classes) if isinstance(parts.task, ActionRecognition) else NUM_OPTIONS
     return Batch(
         ids=[str(clip) for clip in range(number)],
         frames=torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
-        pts_seconds=torch.zeros(number, prep.num_frames),
+        pts_seconds=torch.zeros(number, num_frames),
         flip=torch.zeros(number, dtype=torch.bool),
         valid=torch.ones(number, dtype=torch.bool),
         captions=texts,
         caption_mask=torch.ones(number, candidates, dtype=torch.bool),
         labels=[(clip % places,) for clip in range(number)],
+        options=[tuple(WORDS[:NUM_OPTIONS])] * number,
         repeated_frames=0,
         faults=[],
     )

@@ -25,7 +25,7 @@ from twinreel.gradients import GradientStep
 from twinreel.models.preprocessing import Preprocessing
 from twinreel.parts import Parts, build_parts, collection_notes, for_device, read_batches
 from twinreel.recipe import Recipe
-from twinreel.tasks import ActionRecognition
+from twinreel.tasks import ActionRecognition, VideoTextMatching
 from twinreel.trial import try_steps
 
 __all__ = ["CheckResult", "check_recipe", "draw_contact_sheet"]
@@ -84,7 +84,8 @@ def check_recipe(recipe: Recipe, sheet: Path, *, steps: int = 0) -> CheckResult:
     video = GradientStep(parts, recipe, [batch], 0).video(batch)
     draw_contact_sheet(batch, video, preprocessing, sheet)
     began = time.perf_counter()
-    loss, count = parts.task.compute_loss(model, video, batch)
+    texts = batch if parts.negatives is None else parts.negatives.add(batch, 0)
+    loss, count = parts.task.compute_loss(model, video, texts)
     torch.autograd.backward(loss)
     compute_seconds = time.perf_counter() - began
     without = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
@@ -134,7 +135,8 @@ def _try(recipe: Recipe, steps: int, facts: dict[str, Any]) -> list[str]:
 
 def _covered(parts: Parts, batch: Batch) -> dict[str, str]:
     """The seconds from the first frame of a clip to its last, as the files have it."""
-    times = batch.pts_seconds[batch.valid]
+    preprocessing: Any = parts.model.preprocessing
+    times = batch.pts_seconds[batch.valid].view(-1, preprocessing.num_frames)  # a clip a line
     spans = (times[:, -1] - times[:, 0]).sort().values.tolist()
     middle = spans[len(spans) // 2]
     shown = f"{spans[0]:.2f} to {spans[-1]:.2f}" if spans[-1] - spans[0] > 0.01 else f"{middle:.2f}"
@@ -150,7 +152,8 @@ def _captions(parts: Parts) -> list[str]:
 def _evaluation_fact(recipe: Recipe, parts: Parts) -> str:
     if not parts.eval_rows:
         return "none (set eval.split, eval.manifest or eval.source)"
-    if isinstance(parts.task, ActionRecognition):
+    choices = isinstance(parts.task, VideoTextMatching) and parts.task.goal != "retrieval"
+    if choices or isinstance(parts.task, ActionRecognition):
         return f"{len(parts.eval_rows)} rows"
     gallery = build_gallery(parts.eval_rows, merge_equal_captions=recipe.eval.merge_equal_captions)
     return f"{len(gallery.queries)} queries, {len(gallery.candidates)} videos"
@@ -182,6 +185,10 @@ def _wording_facts(parts: Parts, captions: Sequence[str]) -> dict[str, Any]:
     vocabulary: Any = getattr(parts.model, "vocabulary", None)
     if vocabulary is None:
         return facts
+    if isinstance(parts.task, VideoTextMatching):
+        most_pieces: int = parts.model.max_text_tokens - 2  # type: ignore[operator, assignment]
+        cut = sum(len(vocabulary.encode(text)) > most_pieces for text in captions)
+        return facts | {"vocabulary": f"{len(vocabulary)} pieces; {cut} captions are cut at {most_pieces} of them"}
     unknown: Counter[str] = vocabulary.unknown_words(captions)
     silent = sum(not vocabulary.encode(text) for text in captions)
     most = ", ".join(f"{word} ({count})" for word, count in unknown.most_common(5))

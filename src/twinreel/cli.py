@@ -27,10 +27,11 @@ from twinreel.cli_data import data_app
 from twinreel.cli_explain import explain_command
 from twinreel.cli_import import import_weights
 from twinreel.cli_import_config import import_config
+from twinreel.cli_predict import predict_command
+from twinreel.cli_search import search_command
 from twinreel.errors import ConfigError, TwinreelError
 
 if TYPE_CHECKING:
-    from twinreel.assembly import Run
     from twinreel.data.clip import Clip
     from twinreel.recipe import Recipe
 
@@ -324,9 +325,7 @@ def evaluate(
         overrides=overrides or [],
         predictions=predictions,
         confusion=confusion,
-        report=(lambda done, total: progress.show(f"judging {done}/{total} videos", force=done == total))
-        if _speaks()
-        else None,
+        say=(lambda words, all_done: progress.show(f"judging {words}", force=all_done)) if _speaks() else None,
     )
     progress.clear()
     if _speaks():
@@ -345,71 +344,6 @@ def replay(
 
     result = run_replay(run, step, overrides or [])
     _print_json(result.to_json()) if as_json else print(result.to_table())
-
-
-@app.command()
-def predict(
-    run: str,
-    videos: Annotated[list[str], typer.Argument(metavar="VIDEO...")],
-    sentence: Annotated[list[str] | None, typer.Option(help="a sentence to choose from; repeatable")] = None,
-    sentences: Annotated[Path | None, typer.Option(help="a file, one sentence a line")] = None,
-    top: Annotated[int, typer.Option(min=1, help="how many a video")] = 5,
-    stride_seconds: Annotated[float | None, typer.Option(help="window to window; default a window's length")] = None,
-    checkpoint: Checkpoint = None,
-    as_json: Json = False,
-) -> None:
-    """Name what happens in each video, window by window; for two towers, rank a list of sentences for it."""
-    from twinreel.assembly import load_run
-    from twinreel.search import predict as run_prediction
-
-    loaded = load_run(run, checkpoint)
-    if loaded.task.name == "action_recognition":
-        _recognize(loaded, videos, sentence is not None or sentences is not None, top, stride_seconds, as_json)
-        return
-    choices = list(sentence or [])
-    if sentences is not None:
-        choices += [line.strip() for line in _read_text(sentences).splitlines() if line.strip()]
-    ranked_sentences = run_prediction(loaded, videos, choices, stride_seconds=stride_seconds)
-    results = [ranked[:top] for ranked in ranked_sentences]
-    if as_json:
-        _print_json([[_as_dict(item) for item in ranked] for ranked in results])
-        return
-    for ranked in results:
-        print(ranked[0].video)
-        for item in ranked:
-            print(f"  {item.score:7.3f}  {item.start_seconds:7.2f}-{item.end_seconds:.2f} s  {item.sentence}")
-
-
-def _recognize(
-    run: Run, videos: list[str], has_sentences: bool, top: int, stride_seconds: float | None, as_json: bool
-) -> None:
-    from twinreel.data.clip import Fault
-    from twinreel.log import Progress
-    from twinreel.recognition import recognize
-
-    if has_sentences:
-        raise ConfigError(
-            f"{run.folder} is a classifier: it chooses among its own classes, not among sentences; "
-            "leave --sentence and --sentences out"
-        )
-    progress, faults = Progress(), list[Fault]()
-    found = recognize(
-        run,
-        videos,
-        faults=faults,
-        top=top,
-        stride_seconds=stride_seconds,
-        report=lambda done, total: progress.show(f"{done}/{total} videos", force=done == total),
-    )
-    progress.clear()
-    if as_json:
-        _print_json([item.to_json() for item in found])
-    elif found:
-        print("\n".join(item.to_table() for item in found))
-    for fault in faults:
-        print(f"twinreel: {fault.reason}", file=sys.stderr)
-    if faults:
-        raise typer.Exit(2)
 
 
 @app.command()
@@ -450,24 +384,8 @@ def embed(
         raise typer.Exit(2)
 
 
-@app.command()
-def search(
-    index: str,
-    sentence: str,
-    top: Annotated[int, typer.Option(min=1, help="how many answers")] = 5,
-    as_json: Json = False,
-) -> None:
-    """Find the seconds of the videos that a sentence means."""
-    from twinreel.search import search_collection
-
-    answers = search_collection(index, sentence, top=top)
-    if as_json:
-        _print_json([_as_dict(answer) for answer in answers])
-        return
-    for answer in answers:
-        print(f"{answer.score:7.3f}  {answer.start_seconds:7.2f}-{answer.end_seconds:.2f} s  {answer.video}")
-
-
+app.command("predict")(predict_command)
+app.command("search")(search_command)
 app.command("explain")(explain_command)
 app.command("import")(import_weights)
 app.command("import-config", context_settings={"ignore_unknown_options": True})(import_config)
@@ -482,13 +400,6 @@ def _rows(source: str, root: str | None, split: str | None) -> list[Clip]:
             raise ConfigError(f"{source} is a folder: --root and --split go with a manifest; leave them out")
         return read_folder(source)
     return list(read_manifest(source, root=root, split=None if split == "all" else split))
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot read this file of sentences: {error}") from error
 
 
 def _as_dict(item: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`twinreel import-config`: a PySlowFast YAML as a recipe. One verb = one thin function."""
+"""`twinreel import-config`: a PySlowFast YAML or a ClipBERT JSON as a recipe. One verb = one thin function."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ __all__ = ["import_config"]
 
 
 def import_config(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="PySlowFast's YAML")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="PySlowFast's YAML, or ClipBERT's JSON")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY VALUE", help="e.g. SOLVER.BASE_LR 0.05 NUM_SHARDS 4")
+        list[str] | None, typer.Argument(metavar="KEY VALUE", help="SOLVER.BASE_LR 0.05, or fps 1: over the file")
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(help="of ClipBERT: how many its batch was for; 4 unless the file says it")
+    ] = None,
+    maps: Annotated[
+        list[str] | None, typer.Option("--map", help="of ClipBERT: where a folder is, /img=/data/lmdb; repeatable")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="the recipe's file; without it the recipe is printed")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs: recipe and account")] = False,
 ) -> None:
-    """Turn a PySlowFast YAML into a recipe, and say what became of every key."""
+    """Turn a PySlowFast YAML or a ClipBERT JSON into a recipe, and say what became of every key."""
     import torch
 
     from twinreel.data.tables import write_whole
@@ -31,7 +37,7 @@ def import_config(
         raise ConfigError(f"{out} is there already and may have been edited; give another --out, or remove it")
     if out is not None and not out.absolute().parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}; make it first")
-    result = convert_config(file, overrides or [])
+    result = convert_config(file, overrides or [], gpus=gpus, maps=maps or [])
     if out is not None:
         write_whole(out, result.yaml)
     present = torch.cuda.device_count()

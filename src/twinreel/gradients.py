@@ -150,8 +150,7 @@ class GradientStep:
         """The negatives of a clip are those of its micro-batch in all processes."""
         seen = []
         for index, batch in enumerate(self.micro_batches):
-            task: Any = self.parts.task
-            text, facts = task.inputs(self.parts.model, batch)
+            text, facts = self.inputs(batch)
             video, facts = self.mixed(self.video(batch), facts, index)
             with self.exchange_after(index):
                 outputs = self.run(self.parts.whole, video, text, index)
@@ -164,7 +163,7 @@ class GradientStep:
     def cached(self) -> list[Compared]:
         """The negatives of a clip are those of the global batch: embed, compare, embed again with the gradient."""
         task: Any = self.parts.task
-        inputs = [task.inputs(self.parts.model, batch) for batch in self.micro_batches]
+        inputs = [self.inputs(batch) for batch in self.micro_batches]
         texts = [text for text, _ in inputs]
         whole = getattr(self.parts.whole, "module", self.parts.whole)
         with torch.no_grad(), paused_statistics(self.parts.model):
@@ -197,6 +196,14 @@ class GradientStep:
                 ]
                 torch.autograd.backward([output for output, _ in wanted], [gradient for _, gradient in wanted])
             first = last
+
+    def inputs(self, batch: Batch) -> tuple[Any, Facts]:
+        """What the model and the loss need of a batch beside its video; wrong captions are added where they are due."""
+        task: Any = self.parts.task
+        if self.parts.negatives is not None:
+            batch = self.parts.negatives.add(batch, self.step)
+        made: tuple[Any, Facts] = task.inputs(self.parts.model, batch)
+        return made
 
     def video(self, batch: Batch) -> Tensor:
         """Network input of a batch, on the device; made anew for each pass, because it is large."""

@@ -53,9 +53,11 @@ def out_of_memory_ladder(recipe: Recipe, device: torch.device, clips_at_once: in
         halved = "" if smaller is None else f"train.micro_batch_size={smaller} (the global batch stays {whole}); "
         frugal = "" if recipe.train.activation_checkpointing else "train.activation_checkpointing=true; "
         narrow = "train.precision=bf16; " if recipe.train.precision == "fp32" else ""
+        clips = recipe.data.num_clips
+        sparse = f"data.num_clips={clips // 2} (of {clips} clips a video); " if clips > 1 else ""
         raise TrainingError(
             f"out of memory on {device} (peak {peak_memory_gb(device):.1f} GB) with {clips_at_once} clips at once. In "
-            f"this order: {halved}{frugal}{narrow}a smaller model; fewer frames last. "
+            f"this order: {halved}{frugal}{narrow}{sparse}a smaller model; fewer frames last. "
             f"The last checkpoint is intact: go on with --resume. ({text.splitlines()[0] if text else 'MemoryError'})"
         ) from error
 

@@ -1,4 +1,4 @@
-"""A founding system's classifier as a run folder, so that `eval`, `predict` and `explain` take it as it is."""
+"""A founding system's classifier, or fine-tuned ClipBERT, as a run folder that `eval` and others take as it is."""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ from twinreel.config import Tree
 from twinreel.data.classes import ClassTable
 from twinreel.data.manifest.class_names import read_class_names
 from twinreel.errors import CheckpointError, ConfigError
-from twinreel.models import CLASSIFIERS, create_model
+from twinreel.models import CLASSIFIERS, MATCHERS, create_model
+from twinreel.models.import_report import Imported
 from twinreel.models.importing import import_weights
 from twinreel.recipe import Recipe, build_recipe
 from twinreel.run_folder import write_run_files
+from twinreel.wordpiece import WordPiece
 
 __all__ = ["import_run"]
 
 
 def import_run(
-    path: str | Path, run: str | Path, *, model: str | None = None, class_names: str | Path | None = None
+    path: str | Path,
+    run: str | Path,
+    *,
+    model: str | None = None,
+    class_names: str | Path | None = None,
+    vocabulary: str | Path | None = None,
 ) -> Recipe:
     """Write a run folder with one checkpoint, `step_0000000`, of the weights; its recipe says how they are judged.
 
@@ -28,15 +35,23 @@ def import_run(
         run: the folder; new or empty.
         model: a name of `MODELS`; None = found.
         class_names: a file with the name of each class number; None = their numbers.
+        vocabulary: of ClipBERT, the vocab.txt that it was trained with; None = the one beside the file.
 
     Raises:
-        CheckpointError, ConfigError: as `importing.import_weights`; two towers, or other classes than those named.
+        CheckpointError, ConfigError: as `importing.import_weights`; two towers, other classes than those named, or a
+            ClipBERT without a vocabulary or with another head than that of retrieval.
+        DataError: the vocabulary cannot be read.
     """
     folder = Path(run).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not an empty folder; choose another --run")
     folder.mkdir(parents=True, exist_ok=True)
     imported = import_weights(path, model=model, out=folder / "imported.safetensors")
+    if imported.model in MATCHERS:
+        try:
+            return _import_matcher(Path(path).expanduser(), folder, imported, vocabulary)
+        finally:
+            imported.out.unlink()
     if imported.model not in CLASSIFIERS or imported.found.weights.layout == "howto100m":
         imported.out.unlink()
         raise ConfigError(
@@ -57,6 +72,45 @@ def import_run(
     save_checkpoint(folder, 0, network, description, {"imported": Path(path).name})
     write_run_files(folder, recipe)
     imported.out.unlink()
+    return recipe
+
+
+def _import_matcher(path: Path, folder: Path, imported: Imported, vocabulary: str | Path | None) -> Recipe:
+    """A run of retrieval, judged as the founding code does: one clip, from a third of the way in."""
+    outputs = imported.found.num_classes
+    if outputs not in (1, 2):
+        got = "heads of pretraining" if outputs is None else f"{outputs} outputs, a table of answers that is not in it"
+        raise ConfigError(
+            f"{path}: {got}, so it cannot judge which caption fits; start a run from it: model.name={imported.model} "
+            f"model.weights={path}"
+        )
+    words = Path(vocabulary).expanduser() if vocabulary is not None else path.with_name("vocab.txt")
+    if not words.exists():
+        raise ConfigError(f"{words}: no such vocabulary; name the vocab.txt that {path.name} was trained with")
+    network: Any = create_model(imported.model, weights=imported.out, vocabulary=WordPiece.load(words))
+    options = {key: value for key, value in imported.options.items() if key != "num_outputs"}
+    preprocessing = imported.preprocessing.to_dict()
+    # Two outputs were trained by cross entropy on logits put together by logsumexp, one by the hinge on their mean.
+    loss = "match_cross_entropy" if outputs == 2 else "match_hinge"
+    tree = {
+        "model": {"name": imported.model, **options, "preprocessing": preprocessing, "vocabulary": str(words)},
+        "task": {"name": "video_text_matching", "goal": "retrieval", "loss": loss},
+        "data": {"source": "manifest"},
+        "train": {"num_steps": 1},
+        "eval": {"windows": "clipbert", "num_clips": 1},
+    }
+    recipe = build_recipe(Tree(tree, {"": "twinreel import"}))
+    description = {
+        "name": imported.model,
+        "options": options,
+        "preprocessing": preprocessing,
+        "has_vocabulary": True,
+        "class_names": None,
+        "num_outputs": outputs,
+        "answers": [],
+    }
+    save_checkpoint(folder, 0, network, description, {"imported": path.name})
+    write_run_files(folder, recipe)
     return recipe
 
 

@@ -9,7 +9,7 @@ import socket
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,14 @@ from twinreel.checkpoint import read_model_json
 from twinreel.data.augment import check_augment
 from twinreel.data.captions import collection_captions
 from twinreel.data.clip import Batch, Clip, Fault
-from twinreel.data.dataset import ClipDataset, TrainingRules
+from twinreel.data.dataset import ClipDataset
 from twinreel.data.loader import load_batches, refuse_missing_files
 from twinreel.data.manifest import missing_videos
+from twinreel.data.negatives import NegativeCaptions
 from twinreel.data.plan import Plan, Shares
+from twinreel.data.read_ahead import clip_bytes
 from twinreel.data.tables import did_you_mean
+from twinreel.data.training_sample import TrainingRules
 from twinreel.distributed import alike, gather_objects, together, world
 from twinreel.errors import CheckpointError, ConfigError, DataError
 from twinreel.evaluation import build_gallery, class_measures, rows_in_common, view_rules
@@ -42,7 +45,7 @@ from twinreel.models.preferred import preferred
 from twinreel.models.training_modes import apply_batch_norm, batch_norms, checkpoint_activations
 from twinreel.optim import Schedule, WeightAverage, build_optimizer, build_schedule, freeze, parameter_groups
 from twinreel.recipe import OptimSection, Recipe
-from twinreel.tasks import ActionRecognition, Contrastive, Task, WholeModel
+from twinreel.tasks import ActionRecognition, Contrastive, Task, VideoTextMatching, WholeModel
 
 __all__ = [
     "PLAIN_SCHEDULE",
@@ -53,6 +56,7 @@ __all__ = [
     "for_device",
     "num_negatives",
     "read_batches",
+    "sample_bytes",
     "start_line",
     "training_rules",
 ]
@@ -60,7 +64,8 @@ __all__ = [
 FEW_NEGATIVES = 32
 # Of a short trial, whose few steps a recipe's epochs do not fit into.
 PLAIN_SCHEDULE: dict[str, Any] = {
-    "warmup_steps": None, "warmup_epochs": None, "decay": "none", "decay_epochs": (), "decay_factors": ()
+    "warmup_steps": None, "warmup_epochs": None, "warmup_fraction": None, "decay": "none", "decay_epochs": (),
+    "decay_factors": (),
 }  # fmt: skip
 
 
@@ -69,7 +74,8 @@ class Parts:
     """What a run is built of.
 
     `whole` is what computes: model and task as one module, wrapped for several processes. `idle` are the modules
-    that stay in eval mode while the others train; `norms` the batch norms that learn statistics.
+    that stay in eval mode while the others train; `norms` the batch norms that learn statistics; `negatives` gives a
+    batch wrong captions, where the task wants some of other videos.
     """
 
     rows: list[Clip]
@@ -86,6 +92,7 @@ class Parts:
     whole: nn.Module
     idle: list[nn.Module]
     norms: list[nn.Module]
+    negatives: NegativeCaptions | None = None
     average: WeightAverage | None
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
@@ -151,17 +158,26 @@ def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Par
     schedule = _schedule(optim, total_steps, plan.steps_per_epoch)
     task = build_task(recipe, checkpoint, rows)
     _check_evaluation_rows(recipe, task, eval_rows)
+    if isinstance(task, VideoTextMatching):
+        task.check(rows, "training")
     task.chance_loss(2)  # options that the loss refuses are found here
+    if recipe.rerank.run is not None:
+        raise ConfigError("rerank.run: a run is trained by itself; give it to `twinreel eval` or `twinreel search`")
     _refuse_own_negatives(recipe, task)
     caption_faults: list[Fault] = []
     if checkpoint is None:
-        model = build_model(recipe, task, collection_captions(rows, caption_faults))
+        options = (option for row in rows for option in row.options)
+        model = build_model(recipe, task, chain(collection_captions(rows, caption_faults), options))
         description = describe_model(recipe, model, task)
     else:
         model = model_from_checkpoint(checkpoint)
         description = read_model_json(checkpoint)
     preprocessing: Any = model.preprocessing
-    training_rules(recipe, model)  # what does not go with this model is found here
+    rules = training_rules(recipe, model, rows)  # what does not go with this model is found here
+    negatives = None
+    if isinstance(task, VideoTextMatching) and task.goal == "retrieval":
+        in_batch = recipe.task.negatives == "in_batch"
+        negatives = NegativeCaptions(rows, plan, rules, num_negatives=task.num_negatives, in_batch=in_batch)
     view_rules(preprocessing, recipe.eval)
     if optim.layer_decay < 1 and isinstance(task, Contrastive) and not hasattr(model, "layer_groups"):
         raise ConfigError(
@@ -203,6 +219,7 @@ def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Par
         momentum=optim.momentum,
         dampening=optim.dampening,
         nesterov=optim.nesterov,
+        eps_before_correction=optim.eps_before_correction,
     )
     return Parts(
         rows=rows,
@@ -219,6 +236,7 @@ def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Par
         whole=whole,
         idle=idle,
         norms=norms,
+        negatives=negatives,
         average=None if train.ema_decay is None else WeightAverage(model, train.ema_decay),
         optimizer=optimizer,
         scaler=torch.amp.GradScaler(device.type, enabled=train.precision == "fp16"),
@@ -234,6 +252,7 @@ def _schedule(optim: OptimSection, total_steps: int, steps_per_epoch: int) -> Sc
         learning_rate=optim.learning_rate,
         warmup_steps=optim.warmup_steps,
         warmup_epochs=optim.warmup_epochs,
+        warmup_fraction=optim.warmup_fraction,
         warmup_start_factor=optim.warmup_start_factor,
         warmup_start_learning_rate=optim.warmup_start_learning_rate,
         warmup_target=optim.warmup_target,
@@ -303,13 +322,9 @@ def _check_evaluation_rows(recipe: Recipe, task: Task, rows: Sequence[Clip]) -> 
     if not rows:
         return
     if isinstance(task, Contrastive):
-        gallery = build_gallery(rows, merge_equal_captions=recipe.eval.merge_equal_captions)
-        direction, _, name = recipe.best_metric.partition("/")
-        candidates = gallery.candidates if direction == "text_to_video" else gallery.queries
-        if int(name.rpartition("_")[2]) > len(candidates):
-            raise ConfigError(
-                f"eval.best_metric={direction}/{name}: there are only {len(candidates)} candidates; take a smaller k"
-            )
+        _check_gallery(recipe, rows)
+    elif isinstance(task, VideoTextMatching):
+        _check_matching_rows(recipe, task, rows)
     else:
         task.classes.check(rows, "evaluation")
         if recipe.best_metric not in class_measures(task):
@@ -322,6 +337,31 @@ def _check_evaluation_rows(recipe: Recipe, task: Task, rows: Sequence[Clip]) -> 
         raise DataError(
             f"{len(missing)} of {len(rows)} evaluation rows have no video file (first: {missing[0].video}); mend them, "
             "or pass eval.allow_missing=true"
+        )
+
+
+def _check_matching_rows(recipe: Recipe, task: VideoTextMatching, rows: Sequence[Clip]) -> None:
+    task.check(rows, "evaluation")
+    choices = sum(bool(row.options) for row in rows)
+    if choices not in (0, len(rows)):
+        raise DataError(f"{choices} of {len(rows)} evaluation rows have options; all or none must have them")
+    if task.goal != "retrieval":
+        return
+    if choices:
+        raise ConfigError(
+            "the rows to judge by have options, and task.goal=retrieval is judged by captions while it trains; judge "
+            "the choices afterwards, with `twinreel eval`, and give rows with captions here"
+        )
+    _check_gallery(recipe, rows)
+
+
+def _check_gallery(recipe: Recipe, rows: Sequence[Clip]) -> None:
+    gallery = build_gallery(rows, merge_equal_captions=recipe.eval.merge_equal_captions)
+    direction, _, name = recipe.best_metric.partition("/")
+    candidates = gallery.candidates if direction == "text_to_video" else gallery.queries
+    if int(name.rpartition("_")[2]) > len(candidates):
+        raise ConfigError(
+            f"eval.best_metric={direction}/{name}: there are only {len(candidates)} candidates; take a smaller k"
         )
 
 
@@ -364,14 +404,19 @@ def _learning_norms(model: nn.Module, recipe: Recipe, idle: list[nn.Module]) -> 
     return learning
 
 
-def training_rules(recipe: Recipe, model: nn.Module) -> TrainingRules:
-    """How this recipe draws a training sample for this model."""
+def training_rules(recipe: Recipe, model: nn.Module, rows: Sequence[Clip]) -> TrainingRules:
+    """How this recipe draws a training sample of these rows for this model."""
     preprocessing: Any = model.preprocessing
     data = recipe.data
+    if recipe.task.name == VideoTextMatching.name:  # a caption, or the question; options may come without one
+        candidates = int(any(row.captions or row.caption_file for row in rows))
+    else:
+        candidates = recipe.task.num_candidates if recipe.task.name == Contrastive.name else 0
     return TrainingRules(
         preprocessing=preprocessing,
         seed=recipe.train.seed,
-        num_candidates=recipe.task.num_candidates if recipe.task.name == "contrastive" else 0,
+        num_candidates=candidates,
+        num_clips=data.num_clips,
         min_window_seconds=data.min_window_seconds,
         clip_start=data.clip_start,
         crop=data.crop,
@@ -388,7 +433,14 @@ def training_rules(recipe: Recipe, model: nn.Module) -> TrainingRules:
 def read_batches(recipe: Recipe, parts: Parts, step: int = 0, most: int | None = None) -> list[Batch]:
     """This process's micro-batches of a step, from 0, or the first few of them, read here and now."""
     keys = islice(parts.plan.micro_batches(step, step + 1, parts.shares, world().rank), most)
-    return list(load_batches(ClipDataset(parts.rows, training_rules(recipe, parts.model)), keys, num_workers=0))
+    rules = training_rules(recipe, parts.model, parts.rows)
+    return list(load_batches(ClipDataset(parts.rows, rules), keys, num_workers=0))
+
+
+def sample_bytes(recipe: Recipe, model: nn.Module) -> int:
+    """Bytes of the frames of one sample, all clips of it."""
+    preprocessing: Any = model.preprocessing
+    return clip_bytes(preprocessing) * recipe.data.num_clips
 
 
 def _check_flip_labels(recipe: Recipe, rows: Sequence[Clip]) -> None:
@@ -413,6 +465,8 @@ def compared_clips(recipe: Recipe, parts: Parts) -> int:
 
 def num_negatives(recipe: Recipe, parts: Parts) -> int | None:
     """Wrong captions a clip is compared with; None where none are."""
+    if parts.negatives is not None:
+        return parts.negatives.num_negatives
     if not isinstance(parts.task, Contrastive):
         return None
     there = recipe.task.num_candidates * (compared_clips(recipe, parts) - recipe.data.repeated_augmentation)
@@ -431,6 +485,8 @@ def start_line(recipe: Recipe, parts: Parts, step: int) -> str:
     compared = f"{num_negatives(recipe, parts)} negative captions a clip (of the {whole})"
     if isinstance(parts.task, ActionRecognition):
         compared = _classes_fact(parts.task)
+    if isinstance(parts.task, VideoTextMatching):
+        compared = _matching_fact(recipe, parts)
     base = max(group["base_learning_rate"] for group in parts.optimizer.param_groups)
     rates = [base * factor for factor in (parts.schedule.factor(0), parts.schedule.highest)]
     rates.append(base * parts.schedule.factor(parts.total_steps - 1))
@@ -450,7 +506,8 @@ def start_line(recipe: Recipe, parts: Parts, step: int) -> str:
         f"{_counted(shares.num_micro_batches, 'micro-batch')} x {' or '.join(map(str, sizes))} clips{views} on "
         f"{parts.device}, {compared}, precision {train.precision}, {train.memory_format.replace('_', ' ')} layout, "
         f"batch norm {train.batch_norm}, seed {train.seed}",
-        f"a clip is {prep.clip_words(recipe.data.clip_start)}, {prep.crop_size} x {prep.crop_size} pixels",
+        f"a clip is {prep.clip_words(recipe.data.clip_start)}, {prep.crop_size} x {prep.crop_size} pixels"
+        + f"; {recipe.data.num_clips} clips a video" * (recipe.data.num_clips > 1),
         f"learning rate first {rates[0]:.3g}, highest {rates[1]:.3g}, last {rates[2]:.3g} ({recipe.optim.name}{own}, "
         f"warm-up {parts.schedule.warmup_steps:g} steps); it belongs to the global batch and is never scaled",
         "its curve: " + ", ".join(f"step {at + 1} {base * parts.schedule.factor(at):.3g}" for at in landmarks),
@@ -467,6 +524,19 @@ def _classes_fact(task: ActionRecognition) -> str:
     return f"{len(task.classes)} classes ({names}), {loss}" + ", mixed with neighbors" * task.mixing.mixes
 
 
+def _matching_fact(recipe: Recipe, parts: Parts) -> str:
+    """What each video is compared with."""
+    assert isinstance(parts.task, VideoTextMatching)
+    task, pooled = parts.task, f"clips pooled by {parts.task.pooling}" * (recipe.data.num_clips > 1)
+    said = {
+        "retrieval": f"{_counted(task.num_negatives, 'wrong caption')} a video "
+        f"({'of the global batch' if recipe.task.negatives == 'in_batch' else 'of any other video'})",
+        "multiple_choice": f"{len(parts.rows[0].options)} options a video",
+        "question_answering": f"{len(task.answers)} answers",
+    }[task.goal]
+    return ", ".join(filter(None, [said, pooled]))
+
+
 def collection_notes(parts: Parts) -> list[str]:
     """What is odd about the rows of a run: classes without a row, clips that are trained on and judged by."""
     notes = []
@@ -477,6 +547,14 @@ def collection_notes(parts: Parts) -> list[str]:
             notes.append(
                 f"{len(absent)} of {len(parts.task.classes)} classes have no training row "
                 f"({', '.join(absent[:5])}{', ...' if len(absent) > 5 else ''}){first}"
+            )
+    if isinstance(parts.task, VideoTextMatching) and parts.task.goal == "question_answering":
+        known = parts.task.answer_places
+        lost = sum(not any(str(label) in known for label in row.labels) for row in parts.rows)
+        if lost:
+            notes.append(
+                f"{lost} of {len(parts.rows)} training rows have an answer that is none of the {len(known)} outputs "
+                "(model.num_classes): nothing is learned from them"
             )
     shared = rows_in_common(parts.rows, parts.eval_rows)
     if shared:

@@ -63,7 +63,7 @@ def _run(parts: Parts, recipe: Recipe, step: int, norms: Sequence[Any]) -> tuple
     shares = parts.shares
     last = step + -(-wanted // shares.num_micro_batches)
     loader = load_batches(
-        ClipDataset(parts.rows, training_rules(recipe, parts.model)),
+        ClipDataset(parts.rows, training_rules(recipe, parts.model, parts.rows)),
         islice(parts.plan.micro_batches(step, last, shares, world().rank), wanted),
         num_workers=recipe.data.num_workers,
         worker_start=recipe.data.worker_start,

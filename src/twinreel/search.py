@@ -1,4 +1,4 @@
-"""Embed a collection window by window, then find the seconds that a sentence means; rank sentences for a video.
+"""Embed a collection window by window, then find the seconds that a sentence means.
 
 An index folder holds `index.json` (which run, which windows), `parts/*.safetensors` (embeddings) with
 `parts/*.json` (video, seconds), and `faults.jsonl`. It is written a part at a time, so a killed run goes on.
@@ -7,6 +7,7 @@ An index folder holds `index.json` (which run, which windows), `parts/*.safetens
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -24,12 +25,18 @@ from twinreel.data.storage import video_state
 from twinreel.data.windows import SeenWindows, check_stride, see_windows
 from twinreel.errors import CheckpointError, ConfigError, DataError
 from twinreel.evaluation import embed_sentences
+from twinreel.evaluation.rerank import SecondStage, load_second_stage
 from twinreel.models.preprocessing import Preprocessing
 
-__all__ = ["EmbedResult", "Found", "Prediction", "embed_collection", "predict", "search_collection"]
+__all__ = ["EmbedResult", "Found", "embed_collection", "embed_known", "search_collection"]
 
 WINDOWS_AT_ONCE = 16
 VIDEOS_A_PART = 32
+# What of a recipe a search makes use of.
+SEARCHED_BY = (
+    "rerank.run", "rerank.checkpoint", "rerank.k", "rerank.num_clips", "eval.max_words", "data.num_workers",
+    "data.worker_start", "train.device",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +56,17 @@ class EmbedResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """One answer of a search; the window [start, end) in seconds."""
+    """One answer of a search; the window [start, end) in seconds.
+
+    `score` is the towers' similarity; `rerank_score` the log-odds of the matching model, None where it was not asked.
+    """
 
     id: str
     video: str
     start_seconds: float
     end_seconds: float
     score: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """A sentence for a video: its score, and the window where it fits best."""
-
-    video: str
-    sentence: str
-    score: float
-    start_seconds: float
-    end_seconds: float
+    rerank_score: float | None = None
 
 
 def embed_collection(
@@ -232,38 +232,108 @@ def _write_faults(folder: Path, faults: Sequence[Fault]) -> None:
     (folder / "faults.jsonl").write_text(text, encoding="utf-8")
 
 
-def search_collection(folder: str | Path, sentence: str, *, top: int = 5, run: Run | None = None) -> list[Found]:
+def search_collection(
+    folder: str | Path,
+    sentence: str,
+    *,
+    top: int = 5,
+    run: Run | None = None,
+    overrides: Sequence[str] = (),
+    report: Callable[[int, int], None] | None = None,
+) -> list[Found]:
     """The windows of an index that fit a sentence best; of overlapping ones in a video only the best.
+
+    With `rerank.run` the first `rerank.k` windows are looked at again by that run and put in its order; the others
+    follow in the order of the index's own run.
 
     Args:
         folder: what `embed_collection` wrote.
         sentence: what to look for.
         top: how many answers.
         run: the loaded run, if it is at hand; else it is loaded from where the index says.
+        overrides: of the run's recipe, `rerank.run=FOLDER` and the like; they go with `run=None`.
+        report: called with (windows looked at again, all of those).
 
     Raises:
         CheckpointError: no index there, or its run is gone or has changed.
-        ConfigError: no word of the sentence is known to the model.
+        ConfigError: no word of the sentence is known to the model, or an override does nothing here.
+        DataError: the index is empty, or a video that shall be looked at again is gone or has changed.
     """
     folder = Path(folder)
     if not (folder / "index.json").is_file():
         raise CheckpointError(f"{folder}: not an index (no index.json); make one with `twinreel embed RUN --input ...`")
     index = _read_json(folder / "index.json")
-    loaded = run or load_run(index["run"], index["checkpoint"])
+    _refuse_idle(overrides, run)
+    loaded = run or load_run(index["run"], index["checkpoint"], overrides)
     contents = _read_json(loaded.checkpoint / "contents.json")
     if contents[weights_file(loaded.checkpoint, averaged=True).name][1] != index["weights_checksum"]:
         raise CheckpointError(f"{folder}: its run {index['run']} has changed since; run `twinreel embed` again")
+    second = load_second_stage(loaded.recipe.rerank, loaded)
     parts = _parts(folder)
     if not parts:
         raise DataError(f"{folder}: the index is empty; see its faults.jsonl")
     windows = [window for part in parts for window in _read_json(part)]
     videos = torch.cat([load_file(part.with_suffix(".safetensors"))["embeddings"] for part in parts])
-    scores = loaded.towers.similarity(videos, _embed_known(loaded, [sentence]))[:, 0]
+    scores = loaded.towers.similarity(videos, embed_known(loaded, [sentence]))[:, 0]
+    order = torch.argsort(scores, descending=True, stable=True).tolist()
+    again: dict[int, float] = {}
+    if second is not None:
+        again = _look_again(loaded, second, {i: windows[i] for i in order[: second.k]}, sentence, report)
+        order = sorted(again, key=lambda i: -again[i]) + order[second.k :]
+    return _answers([_found(windows[i], float(scores[i]), again.get(i)) for i in order], top)
+
+
+def _refuse_idle(overrides: Sequence[str], run: Run | None) -> None:
+    idle = [text for text in overrides if run is not None or not text.startswith(SEARCHED_BY)]
+    if idle:
+        raise ConfigError(
+            f"{', '.join(idle)}: does nothing in a search; what can be changed: {', '.join(SEARCHED_BY)}"
+            + (" of a run that is not loaded yet" if run is not None else "")
+        )
+
+
+def _look_again(
+    run: Run,
+    second: SecondStage,
+    windows: dict[int, dict[str, Any]],
+    sentence: str,
+    report: Callable[[int, int], None] | None,
+) -> dict[int, float]:
+    """Log-odds of windows by their places: the matching model looks at these very seconds.
+
+    Raises:
+        DataError: a video is gone or is not as it was when it was embedded, or a score is not finite.
+    """
+    rows = []
+    for place, window in windows.items():
+        path, _, _, *state = window["mark"]
+        now = video_state(path)
+        if now is None or list(now) != state:
+            what = "is gone" if now is None else "has changed"
+            raise DataError(f"{path}: {what} since it was embedded, and cannot be looked at again; embed it anew")
+        start, end = window["start_seconds"], window["end_seconds"]
+        rows.append(Clip(id=f"{window['row']}#{place}", video=path, start_seconds=start, end_seconds=end))
+    data = run.recipe.data
+    found = second.score(
+        rows, [sentence], device=pick_device(run.recipe.train.device), num_workers=data.num_workers,
+        worker_start=data.worker_start, report=report,
+    )  # fmt: skip
+    values = found.scores[:, 0].tolist()
+    for row, value in zip(rows, values, strict=True):
+        if not math.isfinite(value):
+            raise DataError(f"{row.video}: {second.name} scores {value}; look at its weights")
+    return dict(zip(windows, values, strict=True))
+
+
+def _found(window: dict[str, Any], score: float, rerank_score: float | None) -> Found:
+    kept = {key: value for key, value in window.items() if key not in ("row", "mark")}
+    return Found(id=window["row"], score=score, rerank_score=rerank_score, **kept)
+
+
+def _answers(ranked: Sequence[Found], top: int) -> list[Found]:
+    """The first few that do not overlap with a better one."""
     answers: list[Found] = []
-    for i in torch.argsort(scores, descending=True, stable=True).tolist():
-        window = dict(windows[i])
-        del window["mark"]
-        found = Found(id=window.pop("row"), score=float(scores[i]), **window)
+    for found in ranked:
         if not any(_overlap(found, other) for other in answers):
             answers.append(found)
         if len(answers) == top:
@@ -276,7 +346,12 @@ def _overlap(one: Found, other: Found) -> bool:
     return same and one.start_seconds < other.end_seconds and other.start_seconds < one.end_seconds
 
 
-def _embed_known(run: Run, sentences: Sequence[str]) -> Tensor:
+def embed_known(run: Run, sentences: Sequence[str]) -> Tensor:
+    """Embeddings (N, D) of sentences by the towers of a run.
+
+    Raises:
+        ConfigError: no word of one is known to the model.
+    """
     vocabulary = getattr(run.model, "vocabulary", None)
     for sentence in sentences:
         if not sentence.strip() or (vocabulary is not None and not vocabulary.encode(sentence)):
@@ -285,58 +360,3 @@ def _embed_known(run: Run, sentences: Sequence[str]) -> Tensor:
             )
     with torch.no_grad():
         return embed_sentences(run.model, run.towers, list(sentences), run.recipe.eval.max_words)
-
-
-def predict(
-    run: str | Path | Run,
-    videos: Sequence[str | Path],
-    sentences: Sequence[str],
-    *,
-    checkpoint: str | None = None,
-    stride_seconds: float | None = None,
-) -> list[list[Prediction]]:
-    """Rank sentences for each video, best first, with the window where each fits best.
-
-    Args:
-        run: a run folder, or a loaded run.
-        videos: files.
-        sentences: what may be said of them.
-        checkpoint: `last`, `best`, `step_N`.
-        stride_seconds: from window to window; None = a window's length.
-
-    Raises:
-        ConfigError: no sentence, or one without a known word.
-        DataError: a video cannot be read.
-    """
-    if isinstance(videos, str | Path) or isinstance(sentences, str):
-        raise ConfigError("predict takes lists: videos=[...], sentences=[...]")
-    check_stride(stride_seconds)
-    if not sentences:
-        raise ConfigError("no sentence to choose from: give --sentence TEXT (repeatable) or --sentences FILE")
-    loaded = run if isinstance(run, Run) else load_run(run, checkpoint)
-    device = pick_device(loaded.recipe.train.device)
-    loaded.model.to(device)
-    texts = _embed_known(loaded, sentences)
-    results = []
-    for video in map(str, videos):
-        row = Clip(id=video, video=video)
-        faults: list[Fault] = []
-        embedded = list(_see(loaded, [row], device, faults, stride_seconds, 1.0))
-        if faults:
-            raise DataError(faults[0].reason)
-        _, spans, windows, _ = embedded[0]
-        by_window = loaded.towers.similarity(windows, texts)
-        scores = loaded.towers.similarity(loaded.towers.combine_views(windows[None]), texts)[0]
-        results.append(
-            [
-                Prediction(
-                    video=video,
-                    sentence=sentences[i],
-                    score=float(scores[i]),
-                    start_seconds=spans[int(by_window[:, i].argmax())].start_seconds,
-                    end_seconds=spans[int(by_window[:, i].argmax())].end_seconds,
-                )
-                for i in torch.argsort(scores, descending=True, stable=True).tolist()
-            ]
-        )
-    return results

@@ -27,7 +27,7 @@ from twinreel.data.clip import Batch, Clip, Fault
 from twinreel.data.dataset import ClipDataset
 from twinreel.data.device_feed import feed_device
 from twinreel.data.loader import FaultLog, load_batches, readers_watched
-from twinreel.data.read_ahead import ReadAhead, clip_bytes, plan_ahead
+from twinreel.data.read_ahead import ReadAhead, plan_ahead
 from twinreel.distributed import (
     alike,
     exchange,
@@ -53,6 +53,7 @@ from twinreel.parts import (
     compared_clips,
     for_device,
     num_negatives,
+    sample_bytes,
     start_line,
     training_rules,
 )
@@ -130,7 +131,7 @@ def train(recipe: Recipe, out_dir: str | Path, *, resume: bool | str = False, qu
         log.record("start", state.step, _layout(recipe, parts))
         faults = FaultLog(folder and folder / "faults.jsonl", recipe.data.max_faults, len(parts.rows), state.faults)
         loader = load_batches(
-            ClipDataset(parts.rows, training_rules(recipe, parts.model)),
+            ClipDataset(parts.rows, training_rules(recipe, parts.model, parts.rows)),
             parts.plan.micro_batches(state.step, parts.total_steps, parts.shares, world().rank),
             num_workers=recipe.data.num_workers,
             worker_start=recipe.data.worker_start,
@@ -235,7 +236,7 @@ def _plan_ahead(recipe: Recipe, parts: Parts) -> ReadAhead:
     workers = recipe.data.num_workers
     if parts.eval_rows:  # what cannot be evaluated at the end is refused now
         evaluation_ahead(view_rules(preprocessing, recipe.eval), recipe.eval.batch_size, workers)
-    return plan_ahead(clip_bytes(preprocessing), parts.shares.largest, num_workers=workers, held=held)
+    return plan_ahead(sample_bytes(recipe, parts.model), parts.shares.largest, num_workers=workers, held=held)
 
 
 def _say_what_will_happen(recipe: Recipe, parts: Parts, state: State, ahead: ReadAhead, log: RunLog) -> None:
@@ -259,8 +260,8 @@ def _say_what_will_happen(recipe: Recipe, parts: Parts, state: State, ahead: Rea
     if short := ahead.warning():
         log.warn(short)
     negatives = num_negatives(recipe, parts)
-    drawn = isinstance(parts.task, Contrastive) and parts.task.drawn_negatives is not None
-    if negatives is not None and negatives < FEW_NEGATIVES and not drawn:
+    few = isinstance(parts.task, Contrastive) and parts.task.drawn_negatives is None
+    if few and negatives is not None and negatives < FEW_NEGATIVES:
         split = parts.shares.num_micro_batches > 1 and not recipe.train.cached_negatives
         more = "train.micro_batch_size, or set train.cached_negatives=true" if split else "train.global_batch_size"
         log.warn(

@@ -16,6 +16,7 @@ SOURCE = Path(twinreel.__file__).parent
 ROOMS = [
     {"errors", "knobs"},
     {"config", "text"},
+    {"wordpiece"},
     {"losses", "metrics", "models"},
     {"data"},
     {"distributed", "tasks"},
@@ -24,13 +25,13 @@ ROOMS = [
     {"assembly", "guards", "monitors", "run_folder"},
     {"evaluation"},
     {"parts", "recognition", "search"},
-    {"gradients", "grad_cam", "imported_run", "run_state"},
+    {"gradients", "grad_cam", "imported_run", "prediction", "run_state"},
     {"audit", "precise_norms", "visual"},
     {"training"},
     {"agreement", "demo", "replay", "trial"},
     {"bench", "check", "explain", "founding_configs", "step_costs"},
     {"bench_step"},
-    {"cli_bench", "cli_data", "cli_explain", "cli_import", "cli_import_config"},
+    {"cli_bench", "cli_data", "cli_explain", "cli_import", "cli_import_config", "cli_predict", "cli_search"},
     {"cli"},
     {"__main__"},
 ]

@@ -13,7 +13,7 @@ from twinreel import losses
 from twinreel.config import Tree, check_options, import_function, load_tree, nearest, validate
 from twinreel.data.sources import SOURCES
 from twinreel.errors import ConfigError
-from twinreel.models import CLASSIFIERS, MODELS, TOWERS, whole_preprocessing
+from twinreel.models import CLASSIFIERS, MATCHERS, MODELS, TOWERS, whole_preprocessing
 from twinreel.recipe.recipe import Recipe
 from twinreel.recipe.sections import (
     DataSection,
@@ -21,6 +21,7 @@ from twinreel.recipe.sections import (
     ModelSection,
     OptimSection,
     PreprocessingSection,
+    RerankSection,
     TaskSection,
     TrainSection,
 )
@@ -30,10 +31,16 @@ __all__ = ["build_recipe", "find_recipe", "list_recipes", "load_recipe", "recipe
 
 # Parameters that twinreel passes itself, or that are keys of a section.
 RESERVED = {
-    "model": ("vocabulary", "preprocessing", "num_classes"),
+    "model": ("vocabulary", "preprocessing", "num_classes", "num_outputs"),
     "task": ("mask", "valid", "text_ids", "own", "negative_seed", "targets"),
     "data": ("manifest", "caption_template"),
     "eval": ("manifest", "caption_template"),
+}
+
+_MODELS_OF: dict[str, Mapping[str, Callable[..., Any]]] = {
+    "contrastive": TOWERS,
+    "action_recognition": CLASSIFIERS,
+    "video_text_matching": MATCHERS,
 }
 
 
@@ -57,10 +64,11 @@ def build_recipe(tree: Tree) -> Recipe:
         "optim": OptimSection,
         "train": TrainSection,
         "eval": EvalSection,
+        "rerank": RerankSection,
         "model.preprocessing": PreprocessingSection,
     }
     known = {"": list(Recipe.model_fields)} | {name: list(cls.model_fields) for name, cls in sections.items()}
-    _fill_class_keys(tree)
+    _fill_task_keys(tree)
     for section, key, choices in _named(tree.values):
         chosen = _choose(tree, section, key, choices)
         if chosen is not None:
@@ -84,10 +92,10 @@ def _with_whole_preprocessing(recipe: Recipe) -> Recipe:
     changes is known here.
     """
     section = recipe.model
-    if ":" in section.name or isinstance(section.weights, str):
-        return recipe  # stated by the user's model, or perhaps by the weights
+    if ":" in section.name or isinstance(section.weights, str) or section.options.get("image_tower") is not None:
+        return recipe  # stated by the user's model or tower, or perhaps by the weights
     options = {name: value for name, value in section.options.items() if name != "word_vectors"}
-    table: Mapping[str, Callable[..., Any]] = TOWERS if recipe.task.name == "contrastive" else CLASSIFIERS
+    table = _MODELS_OF[recipe.task.name]
     stated = section.preprocessing.model_dump(exclude_none=True)
     whole = whole_preprocessing(table[section.name], options, stated).to_dict()
     named = {name: whole[name] for name in PreprocessingSection.model_fields}
@@ -100,10 +108,14 @@ def _task_name(values: Mapping[str, Any]) -> Any:
     return task.get("name", "contrastive") if isinstance(task, dict) else "contrastive"
 
 
-def _fill_class_keys(tree: Tree) -> None:
-    """A classifier's own loss and activation where none is named, so that a resolved recipe says them."""
+def _fill_task_keys(tree: Tree) -> None:
+    """The task's own loss where none is named, and a classifier's activation, so that a resolved recipe says them."""
     task = tree.values.get("task")
-    if _task_name(tree.values) != "action_recognition" or not isinstance(task, dict):
+    if not isinstance(task, dict):
+        return
+    if task.get("name") == "video_text_matching" and task.get("loss") is None:
+        task["loss"] = losses.MATCHING_LOSSES.get(str(task.get("goal", "retrieval")), ("",))[0]
+    if task.get("name") != "action_recognition":
         return
     several, model = bool(task.get("multi_label")), tree.values.get("model")
     if task.get("loss") is None:
@@ -114,13 +126,26 @@ def _fill_class_keys(tree: Tree) -> None:
 
 def _named(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Callable[..., Any]]]]:
     """The sections that name a function: (section, key, table)."""
-    classifies = _task_name(values) == "action_recognition"
-    yield "model", "name", CLASSIFIERS if classifies else TOWERS
-    chosen = {name: loss for name, loss in losses.LOSSES.items() if (loss in losses.CLASS_LOSSES) == classifies}
-    yield "task", "loss", chosen
+    name = _task_name(values)
+    yield "model", "name", _MODELS_OF.get(name, TOWERS)
+    yield "task", "loss", _losses_of(name, values)
     yield "data", "source", SOURCES
     if isinstance(values.get("eval"), dict):
         yield "eval", "source", SOURCES
+
+
+def _losses_of(task: str, values: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
+    """The losses that go with a task, of video_text_matching those of its goal."""
+    if task == "video_text_matching":
+        goal = str(values["task"].get("goal", "retrieval"))
+        return {name: losses.LOSSES[name] for name in losses.MATCHING_LOSSES.get(goal, ())}
+    matching = {name for names in losses.MATCHING_LOSSES.values() for name in names}
+    classifies = task == "action_recognition"
+    return {
+        name: loss
+        for name, loss in losses.LOSSES.items()
+        if name not in matching and (loss in losses.CLASS_LOSSES) == classifies
+    }
 
 
 def _choose(tree: Tree, section: str, key: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any] | None:
@@ -143,7 +168,7 @@ def _choose(tree: Tree, section: str, key: str, table: Mapping[str, Callable[...
             tree.problem(f"{section}.{key}", str(error))
             return None
     if name not in table:
-        other = " (it goes with another task.name)" if name in MODELS or name in losses.LOSSES else ""
+        other = " (it goes with another task.name or task.goal)" if name in MODELS or name in losses.LOSSES else ""
         tree.problem(f"{section}.{key}", f"{section}.{key}: unknown name {name!r}{other or nearest(name, table)}")
         return None
     return table[name]

@@ -4,22 +4,55 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import Field, model_validator
 
 from twinreel.recipe.sections import (
+    BestMetric,
     DataSection,
     EvalSection,
     ModelSection,
     OptimSection,
+    RerankSection,
     Section,
     TaskSection,
     TrainSection,
 )
 
 __all__ = ["Recipe", "cadence_steps"]
+
+_TOWERS, _CLASSES, _MATCHING = "contrastive", "action_recognition", "video_text_matching"
+# Keys that not every task has a use for: changed from their default in another one they would look as if they did
+# something.
+_USED_BY: dict[str, tuple[str, ...]] = {
+    "model.num_classes": (_CLASSES, _MATCHING),
+    "model.vocabulary": (_TOWERS, _MATCHING),
+    "model.fold_case": (_TOWERS, _MATCHING),
+    "model.min_word_count": (_TOWERS, _MATCHING),
+    "task.num_candidates": (_TOWERS,),
+    "task.max_words": (_TOWERS,),
+    "task.learn_temperature": (_TOWERS,),
+    "task.multi_label": (_CLASSES,),
+    "task.goal": (_MATCHING,),
+    "task.num_negatives": (_MATCHING,),
+    "task.negatives": (_MATCHING,),
+    "data.caption_template": (_TOWERS, _MATCHING),
+    "data.caption_rows": (_TOWERS, _MATCHING),
+    "data.num_clips": (_MATCHING,),
+    "data.mixup": (_CLASSES,),
+    "data.cutmix": (_CLASSES,),
+    "train.cached_negatives": (_TOWERS,),
+    "eval.caption_template": (_TOWERS, _MATCHING),
+    "eval.caption_rows": (_TOWERS, _MATCHING),
+    "eval.crop_size": (_CLASSES, _MATCHING),
+    "eval.combine_views": (_CLASSES,),
+    "eval.grad_cam_layer": (_CLASSES,),
+    "eval.max_words": (_TOWERS,),
+    "eval.merge_equal_captions": (_TOWERS, _MATCHING),
+    "rerank.run": (_TOWERS,),
+}
 
 
 class Recipe(Section):
@@ -31,6 +64,7 @@ class Recipe(Section):
     optim: OptimSection = Field(default_factory=OptimSection)  # type: ignore[arg-type]
     train: TrainSection
     eval: EvalSection = Field(default_factory=EvalSection)  # type: ignore[arg-type]
+    rerank: RerankSection = Field(default_factory=RerankSection)  # type: ignore[arg-type]
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:
@@ -52,36 +86,78 @@ class Recipe(Section):
                 )
 
     def _idle_keys(self) -> list[str]:
-        """Keys that this task has no use for must not look as if they did something."""
-        contrastive = self.task.name == "contrastive"
-        task, data, judged, best = self.task, self.data, self.eval, self.eval.best_metric
-        given: dict[str, Any]
-        if contrastive:
-            other = "action_recognition"
-            given = {"task.multi_label": task.multi_label, "model.num_classes": self.model.num_classes}
-            given |= {"data.mixup": data.mixup, "data.cutmix": data.cutmix}
-            given |= {"eval.crop_size": judged.crop_size, "eval.combine_views": judged.combine_views == "max"}
-            given |= {"eval.grad_cam_layer": judged.grad_cam_layer}
-        else:
-            other = "contrastive"
-            given = {"task.num_candidates": task.num_candidates != 1, "task.learn_temperature": task.learn_temperature}
-            given |= {"train.cached_negatives": self.train.cached_negatives, "model.vocabulary": self.model.vocabulary}
-            given |= {"eval.merge_equal_captions": judged.merge_equal_captions, "task.max_words": task.max_words != 20}
-            given |= {"eval.max_words": judged.max_words != 30, "model.fold_case": not self.model.fold_case}
-            given |= {"model.min_word_count": self.model.min_word_count != 1}
-            given |= {"data.caption_template": data.caption_template, "eval.caption_template": judged.caption_template}
-        problems = [f"{name} goes with task.name={other}; leave it out" for name, value in given.items() if value]
-        activation = self.model.options.get("head_activation")
-        wrong = "softmax" if task.multi_label else "sigmoid"
-        if not contrastive and activation == wrong:
-            problems.append(
-                f"model.head_activation={wrong} does not go with task.multi_label={str(task.multi_label).lower()}"
-            )
-        if not contrastive and task.multi_label and task.loss == "cross_entropy":
+        """Keys that this task has no use for, or that contradict each other."""
+        problems = [
+            f"{name} goes with task.name={' or '.join(users)}; leave it out"
+            for name, users in _USED_BY.items()
+            if self.task.name not in users and self._is_set(name)
+        ]
+        problems += self._class_problems() if self.task.name == _CLASSES else []
+        problems += self._matching_problems() if self.task.name == _MATCHING else []
+        return problems + self._best_metric_problems() + self._mixing_problems()
+
+    def _is_set(self, name: str) -> bool:
+        """Whether a key has another value than its default."""
+        section, key = name.split(".")
+        values: Section = getattr(self, section)
+        return bool(getattr(values, key) != type(values).model_fields[key].default)
+
+    def _class_problems(self) -> list[str]:
+        task = self.task
+        several, wrong = str(task.multi_label).lower(), "softmax" if task.multi_label else "sigmoid"
+        problems = []
+        if self.model.options.get("head_activation") == wrong:
+            problems.append(f"model.head_activation={wrong} does not go with task.multi_label={several}")
+        if task.multi_label and task.loss == "cross_entropy":
             problems.append(
                 "task.loss=cross_entropy is for one class a clip; with task.multi_label=true leave it out or set "
                 "task.loss=binary_cross_entropy"
             )
+        return problems
+
+    def _matching_problems(self) -> list[str]:
+        goal, problems = self.task.goal, []
+        if goal != "retrieval":
+            problems += [
+                f"{name} goes with task.goal=retrieval; leave it out"
+                for name in ("task.num_negatives", "task.negatives", "eval.merge_equal_captions")
+                if self._is_set(name)
+            ]
+        if goal != "question_answering" and self.model.num_classes is not None:
+            problems.append("model.num_classes goes with task.goal=question_answering; leave it out")
+        if self.data.repeated_augmentation > 1:
+            problems.append(
+                "data.repeated_augmentation goes with the other tasks; here set data.num_clips, clips of one video"
+            )
+        if self.data.clip_start in ("uniform", "segments") and self.data.num_clips > 1:
+            problems.append(
+                f"data.num_clips={self.data.num_clips} with data.clip_start={self.data.clip_start}, one clip that is "
+                "spread over the window; set data.clip_start=random"
+            )
+        return problems
+
+    def _best_metric_problems(self) -> list[str]:
+        """What a run is judged by must be something that its evaluation gives."""
+        best = self.eval.best_metric
+        if best is None:
+            return []
+        if best not in self._measures():
+            return [f"eval.best_metric={best} is none of task.name={self.task.name}; leave it out"]
+        several = self.task.multi_label
+        if self.task.name == _CLASSES and (best == "mean_average_precision") != several:
+            return [f"eval.best_metric={best} does not go with task.multi_label={str(several).lower()}"]
+        return []
+
+    def _measures(self) -> list[str]:
+        names: list[str] = list(get_args(BestMetric))
+        if self.task.name == _CLASSES:
+            return [name for name in names if "/" not in name and name != "accuracy"]
+        if self.task.name == _MATCHING and self.task.goal != "retrieval":
+            return ["accuracy"]
+        return [name for name in names if "/" in name]
+
+    def _mixing_problems(self) -> list[str]:
+        data = self.data
         mixes = data.mixup > 0 or data.cutmix > 0
         idle = {
             "data.mix_probability": data.mix_probability != 1 and not mixes,
@@ -93,16 +169,7 @@ class Recipe(Section):
             "data.mix_switch_probability": "data.mixup and data.cutmix",
             "train.precise_bn_batches": "batch norms that are not frozen",
         }
-        problems += [
-            f"{name} does nothing without {needs[name]}; leave it out" for name, value in idle.items() if value
-        ]
-        if best is not None and ("/" in best) != contrastive:
-            problems.append(f"eval.best_metric={best} is none of task.name={task.name}; leave it out")
-        elif best is not None and not contrastive and (best == "mean_average_precision") != task.multi_label:
-            problems.append(
-                f"eval.best_metric={best} does not go with task.multi_label={str(task.multi_label).lower()}"
-            )
-        return problems
+        return [f"{name} does nothing without {needs[name]}; leave it out" for name, value in idle.items() if value]
 
     @property
     def clips_together(self) -> int:
@@ -115,8 +182,8 @@ class Recipe(Section):
         """By which metric the checkpoint `best` is chosen."""
         if self.eval.best_metric is not None:
             return self.eval.best_metric
-        if self.task.name == "contrastive":
-            return "text_to_video/recall_at_1"
+        if self.task.name != _CLASSES:
+            return "text_to_video/recall_at_1" if self.task.goal == "retrieval" else "accuracy"
         return "mean_average_precision" if self.task.multi_label else "top_1_accuracy"
 
     def with_absolute_paths(self) -> Recipe:

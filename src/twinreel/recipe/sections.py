@@ -18,6 +18,7 @@ __all__ = [
     "OpenSection",
     "OptimSection",
     "PreprocessingSection",
+    "RerankSection",
     "Section",
     "TaskSection",
     "TrainSection",
@@ -33,6 +34,7 @@ BestMetric = Literal[
     "top_5_accuracy",
     "mean_class_accuracy",
     "mean_average_precision",
+    "accuracy",
     "text_to_video/recall_at_1",
     "text_to_video/recall_at_5",
     "text_to_video/recall_at_10",
@@ -82,7 +84,9 @@ class ModelSection(OpenSection):
     name: str = Field(description="a name of `twinreel list`, or package.module:function")
     weights: str | dict[str, str] | None = Field(None, description="starting weights; {video_tower: a, ...} per tower")
     weights_scope: Literal["all", "backbone"] = Field("all", description="backbone: leave the heads out")
-    vocabulary: str | None = Field(None, description="word list (.npy, .txt, .json); null = built from the captions")
+    vocabulary: str | None = Field(
+        None, description="word list (.npy, .txt, .json; vocab.txt of BERT); null = built from the captions"
+    )
     min_word_count: Count = Field(1, description="rarer words are left out of a built vocabulary")
     fold_case: bool = Field(True, description="false = the founding behavior: capitals are other words")
     freeze: tuple[str, ...] = Field((), description="module names that do not train, e.g. [text_tower]")
@@ -93,12 +97,19 @@ class ModelSection(OpenSection):
 class TaskSection(OpenSection):
     """What is learned; free keys are options of the loss."""
 
-    name: str = Field("contrastive", description="contrastive or action_recognition")
+    name: str = Field("contrastive", description="contrastive, action_recognition or video_text_matching")
     loss: str = Field("milnce", description="a loss of twinreel.losses, or package.module:function")
     num_candidates: Count = Field(1, description="contrastive: K captions a clip, nearest in time")
     max_words: Count = Field(20, description="contrastive: words a caption in training; cut or padded")
     learn_temperature: bool = Field(False, description="contrastive: train task.temperature too, within 0.01 to 1")
     multi_label: bool = Field(False, description="action_recognition: a clip may have any number of classes")
+    goal: Literal["retrieval", "multiple_choice", "question_answering"] = Field(
+        "retrieval", description="video_text_matching: does a caption fit, which option does, which answer"
+    )
+    num_negatives: Count = Field(1, description="retrieval: wrong captions that each video is compared with")
+    negatives: Literal["random", "in_batch"] = Field(
+        "random", description="where they come from: any other video, all alike, or those of the global batch"
+    )
 
 
 class DataSection(OpenSection):
@@ -109,6 +120,12 @@ class DataSection(OpenSection):
     root: str | None = Field(None, description="folder that paths are relative to; null = the manifest's folder")
     split: Split | None = Field(None, description="rows of this split; all = every row; null = rows have no split")
     caption_template: str | None = Field(None, description="captions from labels: 'a person is {label}'")
+    caption_rows: Literal["video", "caption", "paragraph"] = Field(
+        "video",
+        description="a row has its captions, one drawn each epoch; or each caption is a row; or the captions of a row "
+        "are joined to one, in order of time",
+    )
+    num_clips: Count = Field(1, description="video_text_matching: clips of a video in training, each drawn anew")
     min_window_seconds: NonNegative = Field(0.0, description="shorter caption windows are widened evenly")
     clip_start: Literal["random", "center", "start", "uniform", "segments"] = Field(
         "random",
@@ -188,19 +205,28 @@ class OptimSection(Section):
     )
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="adam, adamw")
     eps: Positive = Field(1e-8, description="adam, adamw")
+    eps_before_correction: bool = Field(
+        False, description="adamw: true = eps counts for more in the first steps, as in the code of BERT and ClipBERT"
+    )
     momentum: Fraction = Field(0.9, description="sgd")
     dampening: Fraction = Field(0.0, description="sgd")
     nesterov: bool = Field(False, description="sgd")
     warmup_steps: Annotated[int, Field(ge=0)] | None = Field(None, description="linear warm-up")
     warmup_epochs: NonNegative | None = Field(None, description="or in epochs")
+    warmup_fraction: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None,
+        description="or of all steps: ClipBERT's rule, first 1 / warm-up steps of the rate, decay to the last step",
+    )
     warmup_start_factor: Fraction = Field(0.1, description="first factor; 0 = the schedule of MIL-NCE")
     warmup_start_learning_rate: NonNegative | None = Field(None, description="or the first rate itself")
     warmup_target: Literal["highest", "schedule"] = Field(
         "highest", description="where warm-up ends; schedule = at what the schedule then has, as the SlowFast code does"
     )
-    decay: Literal["cosine", "steps", "none"] = Field("cosine", description="after the warm-up, to the last step")
+    decay: Literal["cosine", "linear", "steps", "none"] = Field(
+        "cosine", description="after the warm-up, to the last step"
+    )
     cosine_after_warmup: bool = Field(True, description="false = the cosine begins at step 0, as in the SlowFast code")
-    final_learning_rate: NonNegative = Field(0.0, description="where the cosine ends")
+    final_learning_rate: NonNegative = Field(0.0, description="where the cosine or the line ends")
     decay_epochs: tuple[NonNegative, ...] = Field((), description="of decay=steps: where each factor begins; first 0")
     decay_factors: tuple[NonNegative, ...] = Field(
         (), description="of decay=steps: what the rate is multiplied by there"
@@ -212,15 +238,30 @@ class OptimSection(Section):
     def _check(self) -> OptimSection:
         if self.warmup_steps is not None and self.warmup_epochs is not None:
             raise ValueError("give optim.warmup_steps or optim.warmup_epochs, not both; set the other to null")
+        if self.warmup_fraction is not None:
+            self._check_warmup_fraction()
         if self.clip_norm is not None and self.clip_value is not None:
             raise ValueError("give optim.clip_norm or optim.clip_value, not both")
         if self.final_learning_rate > self.learning_rate:
             raise ValueError(
                 f"optim.final_learning_rate={self.final_learning_rate:g} is above optim.learning_rate="
-                f"{self.learning_rate:g}; the cosine falls"
+                f"{self.learning_rate:g}; the {'line' if self.decay == 'linear' else 'cosine'} falls"
             )
+        if self.eps_before_correction and self.name != "adamw":
+            raise ValueError(f"optim.eps_before_correction=true goes with optim.name=adamw, not {self.name}")
         self._check_steps()
         return self
+
+    def _check_warmup_fraction(self) -> None:
+        """It says how the warm-up begins and ends, so no other key may."""
+        for name in ("warmup_steps", "warmup_epochs", "warmup_start_learning_rate"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"give optim.warmup_fraction or optim.{name}, not both; set the other to null")
+        for name in ("warmup_start_factor", "warmup_target", "cosine_after_warmup"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"optim.{name} has no effect with optim.warmup_fraction; leave it out")
+        if self.decay == "steps":
+            raise ValueError("optim.warmup_fraction does not go with optim.decay=steps; give optim.warmup_epochs")
 
     def _check_steps(self) -> None:
         epochs, factors = self.decay_epochs, self.decay_factors
@@ -296,9 +337,10 @@ class EvalSection(OpenSection):
         None, description="null with no eval.source or eval.manifest = no evaluation in training"
     )
     caption_template: str | None = Field(None, description="null = that of data")
+    caption_rows: Literal["video", "caption", "paragraph"] | None = Field(None, description="null = that of data")
     every: Cadence | None = Field(None, description="`500 steps` or `5 epochs`; null = at the end")
     num_clips: Count = Field(4, description="windows a video, their embeddings averaged, their scores combined")
-    windows: Literal["uniform", "whole", "milnce", "slowfast", "slowfast_offset", "clipbert"] = Field(
+    windows: Literal["uniform", "whole", "milnce", "slowfast", "slowfast_offset", "clipbert", "clipbert_start"] = Field(
         "uniform",
         description="whole = one clip, its frames over the whole row; others = the founding choice of that system",
     )
@@ -307,7 +349,7 @@ class EvalSection(OpenSection):
         None, description="pixels, where a classifier is judged on larger ones; null = its own"
     )
     combine_views: Literal["mean", "max"] = Field("mean", description="a classifier's scores of the views of a video")
-    batch_size: Count = Field(16, description="clips at once")
+    batch_size: Count = Field(16, description="clips at once; of video_text_matching also pairs at once")
     max_words: Count = Field(30, description="words a query; cut or padded")
     merge_equal_captions: bool = Field(False, description="equal captions are one query with several right videos")
     allow_missing: bool = Field(False, description="report scores over the videos that could be read")
@@ -317,3 +359,15 @@ class EvalSection(OpenSection):
     best_metric: BestMetric | None = Field(
         None, description="largest value = the checkpoint `best`; null = text_to_video/recall_at_1, or of classes top 1"
     )
+
+
+class RerankSection(Section):
+    """Two towers: whose first answers are judged again, by which run of video_text_matching."""
+
+    run: str | None = Field(None, description="folder of that run; null = no re-ranking")
+    checkpoint: str | None = Field(None, description="of it: last, best, step_N; null = best, else last")
+    k: Count = Field(50, description="how many of the first answers; the others keep their places behind them")
+    direction: Literal["text_to_video", "both"] = Field(
+        "text_to_video", description="both = the captions of a video too, which costs as much again"
+    )
+    num_clips: Count | None = Field(None, description="windows a video; null = eval.num_clips of that run")

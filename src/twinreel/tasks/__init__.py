@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from twinreel.tasks.action_recognition import ActionRecognition, ClassFacts, Mixing
 from twinreel.tasks.contrastive import Contrastive, PairFacts
+from twinreel.tasks.video_text_matching import MatchFacts, VideoTextMatching
 from twinreel.tasks.whole import WholeModel, at_least_float32
 
 __all__ = [
@@ -18,13 +19,19 @@ __all__ = [
     "ClassFacts",
     "Contrastive",
     "Facts",
+    "MatchFacts",
     "Mixing",
     "PairFacts",
     "Task",
+    "VideoTextMatching",
     "WholeModel",
     "at_least_float32",
 ]
 
-TASKS = {"contrastive": Contrastive, "action_recognition": ActionRecognition}
-Task: TypeAlias = Contrastive | ActionRecognition
-Facts: TypeAlias = PairFacts | ClassFacts
+TASKS = {
+    "contrastive": Contrastive,
+    "action_recognition": ActionRecognition,
+    "video_text_matching": VideoTextMatching,
+}
+Task: TypeAlias = Contrastive | ActionRecognition | VideoTextMatching
+Facts: TypeAlias = PairFacts | ClassFacts | MatchFacts
