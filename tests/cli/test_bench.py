@@ -9,9 +9,9 @@ import torch
 from cli.command_line import SMALL, twinreel
 from twinreel.data import reading_costs
 from twinreel.data.clip import Caption, Clip
-from twinreel.data.dataset import TrainingRules
 from twinreel.data.decode import VideoReader
 from twinreel.data.reading_costs import decode_floor
+from twinreel.data.training_sample import TrainingRules
 from twinreel.errors import DataError
 from twinreel.models.preprocessing import Preprocessing
 from videos import make_video

@@ -97,14 +97,16 @@ def test_the_page_shows_what_the_command_says(home):
     """The commands of the page are run; every line that it shows of their output is a line of it."""
     text = PAGE.read_text(encoding="utf-8")
     (home / "my_slowfast.yaml").write_text(re.search(r"```yaml\n(.*?)```", text, flags=re.DOTALL)[1])
+    (home / "my_didemo.json").write_text(re.search(r"```json\n(.*?)```", text, flags=re.DOTALL)[1])
     commands = [shlex.split(line) for line in text.splitlines() if line.startswith("twinreel import-config")]
-    assert commands
-    for command in commands:
+    shown = re.findall(r"```text\n(.*?)```", text, flags=re.DOTALL)
+    assert [command[2] for command in commands] == ["my_slowfast.yaml", "my_didemo.json"]
+    for command, block in zip(commands, shown, strict=True):
         outcome = twinreel(*command[1:])
         assert outcome.code == 0, outcome.err
-    shown = re.search(r"```text\n(.*?)```", text, flags=re.DOTALL)[1]
-    for line in shown.splitlines():
-        assert line in outcome.err.splitlines(), line
+        for line in block.splitlines():
+            assert line in outcome.err.splitlines(), line
+    assert load_recipe("my_didemo_recipe.yaml").optim.clip_norm == 1.25
     recipe = load_recipe("my_slowfast_recipe.yaml")
     shown = re.findall(r"^\| `[A-Z_.0-9]+`.*?\| `([a-z_.]+)=(.+?)` \|$", text, flags=re.MULTILINE)
     assert len(shown) >= 3

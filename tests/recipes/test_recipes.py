@@ -58,7 +58,8 @@ def task_of(name):
 
 
 TWO_TOWERS = [name for name in list_recipes() if "contrastive" in find_recipe(name).read_text(encoding="utf-8")]
-CLASSIFYING = [name for name in list_recipes() if name not in TWO_TOWERS]
+MATCHING = [name for name in list_recipes() if "video_text_matching" in find_recipe(name).read_text(encoding="utf-8")]
+CLASSIFYING = [name for name in list_recipes() if name not in (*TWO_TOWERS, *MATCHING)]
 
 
 def source(name):
@@ -188,6 +189,29 @@ def test_two_runs_in_bf16_are_equal(videos, tmp_path, frames):
         return norms
 
     assert run("one") == run("two") == run("three")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "clipbert_small" else pytest.mark.slow) for name in MATCHING]
+)
+def test_two_steps_of_matching(name, videos, tmp_path):
+    """With the recipe's clips, pooling and optimizer; a small BERT on small pictures."""
+    assert task_of(name) == "video_text_matching"
+    sizes = ("hidden_size=32", "num_layers=1", "num_heads=2", "intermediate_size=32", "max_text_tokens=20")
+    outcome = twinreel(
+        "train", name, "data.source=generated", "data.manifest=null", f"data.root={videos}", "data.split=train",
+        "data.num_videos=8", "data.num_test_videos=4", "data.num_workers=0", *(f"model.{size}" for size in sizes),
+        "model.preprocessing.crop_size=64", "train.num_epochs=null", "train.num_steps=2", "train.global_batch_size=4",
+        "train.micro_batch_size=2", "train.log_every=1", "train.device=cpu", "train.precision=fp32",
+        "optim.warmup_fraction=0", "eval.split=test", "eval.every=null", "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome
+    assert "done: 2 steps" in outcome.err and "evaluated: 4/4 videos" in outcome.out
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["kind"] == "train"]
+    assert len(losses) == 2 and all(0 < loss < 10 for loss in losses)
+    weights = load_file(tmp_path / "run" / "checkpoints" / "last" / "weights.safetensors")
+    assert weights.keys() == load_model(tmp_path / "run").state_dict().keys()
 
 
 def test_the_names_of_a_recipe_exist():

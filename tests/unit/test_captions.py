@@ -81,7 +81,7 @@ def test_wrong_files(tmp_path: Path) -> None:
     assert "has no caption with text" in error(write(tmp_path / "x.csv", "start,end,text\n0,1,\n"))
     text = error(write(tmp_path / "x.csv", "start,stop,text\n0,1,x\n"))
     assert "no column 'end_seconds' (nor end), but a caption file needs it; columns found: start, stop, text" in text
-    assert "no column 'caption' (nor text, sentence)" in error(write(tmp_path / "x.csv", "start,end\n0,1\n"))
+    assert "no column 'caption' (nor text, sentence, question)" in error(write(tmp_path / "x.csv", "start,end\n0,1\n"))
     assert "ends in '.vtt'" in error(write(tmp_path / "x.vtt", "WEBVTT"))
 
 

@@ -142,6 +142,23 @@ def test_a_key_that_stands_twice_is_refused(tmp_path):
         (["train.global_batch_size=32", "train.micro_batch_size=5"], "is not a whole number of"),
         (["train.global_batch_size=4", "train.micro_batch_size=8"], "choose a divisor"),
         (["optim.warmup_steps=3", "optim.warmup_epochs=1"], "not both"),
+        (
+            ["optim.warmup_fraction=0.1", "optim.warmup_steps=3"],
+            "optim.warmup_fraction or optim.warmup_steps, not both",
+        ),
+        (["optim.warmup_fraction=0.1", "optim.warmup_epochs=1"], "optim.warmup_fraction or optim.warmup_epochs"),
+        (
+            ["optim.warmup_fraction=0.1", "optim.warmup_start_factor=0"],
+            "warmup_start_factor has no effect with optim.wa",
+        ),
+        (["optim.warmup_fraction=0.1", "optim.warmup_target=schedule"], "warmup_target has no effect"),
+        (["optim.warmup_fraction=1"], "less than 1"),
+        (
+            ["optim.warmup_fraction=0.1", "optim.decay=steps", "optim.decay_epochs=[0]", "optim.decay_factors=[1]"],
+            "does not go with optim.decay=steps; give optim.warmup_epochs",
+        ),
+        (["optim.decay=linear", "optim.final_learning_rate=1"], "the line falls"),
+        (["optim.eps_before_correction=true"], "goes with optim.name=adamw, not adam"),
         (["data.source=howto100m"], "data.manifest goes with data.source: manifest"),
         (["model.name=s3dgg"], "unknown name 's3dgg'; did you mean s3dg?"),
         (["task.loss=milnec"], "did you mean milnce?"),

@@ -356,9 +356,10 @@ def test_all_wrong_rows_are_counted_and_ten_listed(tmp_path: Path) -> None:
 
 
 def test_missing_and_double_columns(tmp_path: Path) -> None:
-    text = csv_error(tmp_path, "video_id,sentence\nx,y\n")
-    assert "no column 'video' (nor path, video_path, video_name, clip_name), but every row needs it" in text
-    assert "columns found: video_id, sentence; did you mean 'video_id'?" in text
+    text = csv_error(tmp_path, "video_no,sentence\nx,y\n")
+    names = "path, video_path, video_name, clip_name, gif_name, video_id"
+    assert f"no column 'video' (nor {names}), but every row needs it" in text
+    assert "columns found: video_no, sentence; did you mean 'video_no'?" in text
     assert "columns found: a b; the first line must name" in csv_error(tmp_path, "a b\nc d\n")
     assert "only commas, tabs or semicolons separate columns" in csv_error(tmp_path, "video|label\na|b\n")
     assert "columns 'path' and 'video' both mean 'video'; keep one" in csv_error(tmp_path, "path,video\na,b\n")

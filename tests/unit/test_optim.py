@@ -238,6 +238,31 @@ def test_every_optimizer_steps(name):
         assert all(group["momentum"] == 0.8 for group in optimizer.param_groups)
 
 
+def test_eps_before_the_correction_is_of_adamw_and_a_resumed_one_goes_on():
+    with pytest.raises(ConfigError, match=r"eps_before_correction=true goes with optim.name=adamw, not adam"):
+        build_optimizer("adam", [{"params": [nn.Parameter(torch.ones(3))]}], eps_before_correction=True)
+
+    def run(weight, optimizer, gradients):
+        for gradient in gradients:
+            weight.grad = gradient.clone()
+            optimizer.step()
+
+    def fresh(values):
+        weight = nn.Parameter(values.clone())
+        group = {"params": [weight], "lr": 0.1, "weight_decay": 0.01}
+        return weight, build_optimizer("adamw", [group], eps=1e-2, eps_before_correction=True)
+
+    gradients = torch.rand(5, 3, generator=torch.Generator().manual_seed(0)) * 1e-2
+    whole, optimizer = fresh(torch.ones(3))
+    run(whole, optimizer, gradients)
+    first, optimizer = fresh(torch.ones(3))
+    run(first, optimizer, gradients[:2])
+    again, resumed = fresh(first.detach())
+    resumed.load_state_dict(optimizer.state_dict())
+    run(again, resumed, gradients[2:])
+    assert torch.equal(whole, again)
+
+
 def test_momentum_dampening_and_nesterov_by_hand():
     def weights(gradients, **options):
         weight = nn.Parameter(torch.zeros((), dtype=torch.float64))

@@ -79,6 +79,32 @@ def test_decay_steps_begin_at_their_epoch_and_the_warm_up_meets_them():
     assert at_the_end.factor(99) == 1
 
 
+def test_a_line_falls_from_the_warm_up_to_the_final_rate():
+    schedule = recipe_schedule(warmup_steps=20, decay="linear", final_learning_rate=0.01)
+    found = [schedule.factor(step) for step in (0, 10, 20, 60, 99, 100, 120)]
+    assert found == pytest.approx([0.1, 0.55, 1.0, 0.55, 1 - 0.9 * 79 / 80, 0.1, 0.1])
+    flat = recipe_schedule(decay="linear")
+    assert [flat.factor(step) for step in (0, 25, 100)] == [1.0, 0.75, 0.0]
+    # A key of the cosine says nothing of a line.
+    assert recipe_schedule(warmup_steps=20, decay="linear", cosine_after_warmup=False).factor(60) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine", "none"])
+@pytest.mark.parametrize("total", [1, 7, 10, 11, 100, 997])
+def test_a_share_of_all_steps_warms_up_from_its_first_part_to_the_whole_rate(total, decay):
+    schedule = recipe_schedule(total_steps=total, warmup_fraction=0.1, decay=decay)
+    warmup, factors = total // 10, [schedule.factor(step) for step in range(total)]
+    assert factors[:warmup] == pytest.approx([(step + 1) / warmup for step in range(warmup)])
+    if decay != "none":
+        assert factors[-1] == pytest.approx(0, abs=1e-15) and factors[warmup:] == sorted(factors[warmup:], reverse=True)
+    assert schedule.highest == pytest.approx(max(factors)) and set(schedule.landmarks()) <= set(range(total))
+
+
+def test_no_share_still_counts_steps_from_one():
+    schedule = recipe_schedule(warmup_fraction=0.0, decay="linear", final_learning_rate=0.01)
+    assert [schedule.factor(step) for step in (0, 49, 99)] == pytest.approx([0.99 + 0.001, 0.55, 0.1])
+
+
 def test_landmarks_tell_the_curve_and_the_highest_is_the_highest():
     assert Schedule(total_steps=101, warmup_steps=20.5).landmarks() == [0, 21, 41, 61, 80, 100]
     steps = recipe_schedule(decay="steps", decay_epochs=[0, 3, 10], decay_factors=[1, 0.1, 0.01])
@@ -89,6 +115,8 @@ def test_landmarks_tell_the_curve_and_the_highest_is_the_highest():
         recipe_schedule(warmup_steps=50, cosine_after_warmup=False, warmup_target="schedule"),
         recipe_schedule(warmup_epochs=2.5, decay="none"),
         recipe_schedule(warmup_steps=30),
+        recipe_schedule(warmup_steps=30, decay="linear"),
+        recipe_schedule(warmup_fraction=0.25, decay="linear"),
     ):
         assert schedule.highest == max(schedule.factor(step) for step in range(100))
 
@@ -98,6 +126,7 @@ def test_landmarks_tell_the_curve_and_the_highest_is_the_highest():
     [
         ({"warmup_steps": 100}, "a warm-up of 100 steps is not shorter than the run of 100 steps; shorten it"),
         ({"warmup_epochs": 12.55}, "a warm-up of 125.5 steps is not shorter than the run of 100 steps"),
+        ({"warmup_fraction": 1.0}, "a warm-up of 100 steps is not shorter than the run of 100 steps; shorten it"),
         ({"warmup_steps": 5, "warmup_start_learning_rate": 0.2},
          r"warmup_start_learning_rate=0.2 is above optim.learning_rate=0.1: a warm-up rises"),
         ({"decay": "steps"}, r"optim.decay=steps: \[\] with factors \[\]"),

@@ -8,8 +8,9 @@ import torch
 from twinreel.data.clip import Clip
 from twinreel.data.windows import cover_starts
 from twinreel.errors import CheckpointError, ConfigError, DataError
+from twinreel.prediction import predict
 from twinreel.recipe import load_recipe
-from twinreel.search import embed_collection, predict, search_collection
+from twinreel.search import embed_collection, search_collection
 from twinreel.training import train
 from videos import make_video
 

@@ -125,7 +125,7 @@ def test_precise_statistics_are_those_of_the_batches(videos, tmp_path):
     assert not torch.allclose(one["body.1.running_mean"], mean)
 
     parts = build_parts(recipe, torch.device("cpu"), find_checkpoint(tmp_path / "plain")[0])
-    assert training_rules(recipe, parts.model).num_candidates == 0
+    assert training_rules(recipe, parts.model, parts.rows).num_candidates == 0
     means, squares, variances = [], [], []
     for step in (2, 3, 4):
         (batch,) = read_batches(recipe, parts, step)

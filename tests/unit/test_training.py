@@ -88,7 +88,7 @@ def test_accumulation_divides_by_the_valid_rows_of_the_global_batch(videos):
         parts.whole = WholeModel(parts.model, parts.task)
         batches = list(
             load_batches(
-                ClipDataset(parts.rows, training_rules(wanted, parts.model)),
+                ClipDataset(parts.rows, training_rules(wanted, parts.model, parts.rows)),
                 parts.plan.micro_batches(0, 1, parts.shares),
                 num_workers=0,
             )
@@ -337,7 +337,7 @@ def test_frames_may_be_spread_over_the_whole_window(tmp_path, videos):
     wanted = recipe(videos, "data.clip_start=uniform", "eval.windows=whole")
     result = train(wanted, tmp_path / "run", quiet=True)
     assert result.report.protocol["windows"] == "1 a video, whole, embeddings averaged"
-    rules = training_rules(wanted, load_model(tmp_path / "run"))
+    rules = training_rules(wanted, load_model(tmp_path / "run"), [])
     sample = rules(training_rows(wanted)[0], 0)
     steps = sample.pts_seconds.diff()
     assert float(steps.min()) > 1.5 / 8  # further apart than frames at 8 a second would be

@@ -1,4 +1,4 @@
-"""Results of a classifier as files: what each row was taken for, and which classes are taken for which."""
+"""Results as files: what each row was taken for or answered, and which classes are taken for which."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from twinreel.data.tables import write_whole
 from twinreel.errors import ConfigError, DependencyError
-from twinreel.evaluation.report import ClassResults, PredictedRow, Report
+from twinreel.evaluation.report import PredictedRow, Report
 
 __all__ = ["check_result_files", "write_confusion", "write_predictions"]
 
@@ -52,17 +52,22 @@ def check_result_files(predictions: Path | None, confusion: Path | None) -> None
 def write_predictions(report: Report, path: Path) -> None:
     """A CSV with a line a row: id, video, label, rank of the right class, the five best classes and their scores.
 
-    Several labels stand in one cell with `|` between them. Scores are fractions.
+    Several labels stand in one cell with `|` between them. Scores are fractions. For choices and answers the columns
+    are id, video, answer, rank, `answer_1`, `score_1` and so on; scores are log-odds or logits.
 
     Raises:
-        ConfigError: the report is not of a classifier.
+        ConfigError: the report is of retrieval.
         DataError: the file cannot be written.
     """
-    classes = _of_classifier(report, "predictions")
-    most = max((len(row.top) for row in classes.predictions), default=0)
-    places = range(1, most + 1)
-    header = ["id", "video", "label", "rank", *(f"{what}_{place}" for place in places for what in ("class", "score"))]
-    write_whole(path, _csv([header, *(_prediction_cells(row) for row in classes.predictions)]))
+    rows = report.predictions
+    if rows is None:
+        raise ConfigError(
+            "predictions can be written of classes, choices and answers, and these are scores of retrieval"
+        )
+    label, best = ("label", "class") if report.answers is None else ("answer", "answer")
+    places = range(1, 1 + max((len(row.top) for row in rows), default=0))
+    header = ["id", "video", label, "rank", *(f"{what}_{place}" for place in places for what in (best, "score"))]
+    write_whole(path, _csv([header, *(_prediction_cells(row) for row in rows)]))
 
 
 def _prediction_cells(row: PredictedRow) -> list[str]:
@@ -78,7 +83,9 @@ def write_confusion(report: Report, path: Path) -> None:
         DependencyError: a picture needs matplotlib.
         DataError: the file cannot be written.
     """
-    classes = _of_classifier(report, "a confusion matrix")
+    classes = report.classes
+    if classes is None:
+        raise ConfigError("a confusion matrix can be written of classes, task.name=action_recognition; leave it out")
     if classes.confusion is None:
         raise ConfigError("a confusion matrix needs one label a row, and task.multi_label=true; leave --confusion out")
     if path.suffix.lower() == ".png":
@@ -87,12 +94,6 @@ def write_confusion(report: Report, path: Path) -> None:
     counts = classes.confusion.tolist()
     rows = [[name, *map(str, own)] for name, own in zip(classes.names, counts, strict=True)]
     write_whole(path, _csv([["right / predicted", *classes.names], *rows]))
-
-
-def _of_classifier(report: Report, what: str) -> ClassResults:
-    if report.classes is None:
-        raise ConfigError(f"{what} can be written for task.name=action_recognition, and this run is of two towers")
-    return report.classes
 
 
 def _csv(rows: Sequence[Sequence[str]]) -> str:

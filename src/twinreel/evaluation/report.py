@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
 from twinreel.data.clip import Fault
+from twinreel.log import format_seconds
 from twinreel.recipe import EvalSection, Recipe
+from twinreel.tasks import Task, VideoTextMatching
 
-__all__ = ["ClassResults", "PredictedRow", "Report"]
+__all__ = ["AnswerResults", "ClassResults", "PredictedRow", "Report", "spoken"]
 
 DIRECTIONS = ("text_to_video", "video_to_text")
 MOST_CLASSES = 30  # in a table for people
@@ -57,13 +60,30 @@ class ClassResults:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerResults:
+    """What each row was answered, by choice among its options or out of a table of answers."""
+
+    predictions: list[PredictedRow]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Scores and how they were made. Fractions in `metrics`; per cent in the table. `classes` is for classifiers."""
+    """Scores and how they were made. Fractions in `metrics`; per cent in the table.
+
+    `classes` is for classifiers, `answers` for multiple choice and question answering.
+    """
 
     metrics: dict[str, float]
     protocol: dict[str, Any]
     faults: list[Fault] = field(default_factory=list)
     classes: ClassResults | None = None
+    answers: AnswerResults | None = None
+
+    @property
+    def predictions(self) -> list[PredictedRow] | None:
+        """What each row was taken for, or answered; None for retrieval."""
+        judged = self.classes or self.answers
+        return None if judged is None else judged.predictions
 
     def to_json(self, *, predictions: bool = False) -> dict[str, Any]:
         """Everything, ready for `json.dumps`; what each row was taken for only if asked for."""
@@ -78,8 +98,8 @@ class Report:
                 {"name": name, "rows": count, measure: self.classes.per_class.get(place)}
                 for place, (name, count) in enumerate(zip(self.classes.names, self.classes.counts, strict=True))
             ]
-            if predictions:
-                values["predictions"] = [asdict(row) for row in self.classes.predictions]
+        if predictions and self.predictions is not None:
+            values["predictions"] = [asdict(row) for row in self.predictions]
         return values
 
     def placed(self, recipe: Recipe, section: EvalSection, checkpoint: str, *, averaged: bool) -> Report:
@@ -92,15 +112,37 @@ class Report:
 
     def headline(self) -> str:
         """One line: the scores that matter, beside chance, and the loss."""
-        parts = _retrieval_headline(self.metrics) if self.classes is None else _classes_headline(self.metrics)
+        retrieval = self.classes is None and self.answers is None
+        parts = _retrieval_headline(self.metrics) if retrieval else _classes_headline(self.metrics)
         loss = [f"loss {self.metrics['loss']:.3f}"] if "loss" in self.metrics else []
         return "; ".join([*parts, *loss, self.protocol["evaluated"]])
 
     def to_table(self) -> str:
         """For people: scores with chance beneath, classes if they are few, the protocol last."""
-        lines = _retrieval_table(self.metrics) if self.classes is None else _classes_table(self.metrics, self.classes)
+        if self.answers is not None:
+            lines = _answers_table(self.metrics)
+        elif self.classes is not None:
+            lines = _classes_table(self.metrics, self.classes)
+        else:
+            lines = _retrieval_table(self.metrics)
         lines += ["", *(f"{name.replace('_', ' ')}: {value}" for name, value in self.protocol.items())]
         return "\n".join(lines)
+
+
+def spoken(task: Task, say: Callable[[str, bool], None]) -> Callable[[int, int], None]:
+    """What an evaluation reports to, in words: `say` gets `300/5000 pairs, 3m05s left`, say, and whether that is all.
+
+    Args:
+        task: one that compares videos with texts counts pairs, the others videos.
+        say: shows it.
+    """
+    what, began = "pairs" if isinstance(task, VideoTextMatching) else "videos", time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        left = (time.monotonic() - began) * (total - done) / done if done else 0.0
+        say(f"{done}/{total} {what}" + (f", {format_seconds(left)} left" if left >= 1 else ""), done == total)
+
+    return report
 
 
 def _retrieval_headline(metrics: Mapping[str, float]) -> list[str]:
@@ -109,20 +151,42 @@ def _retrieval_headline(metrics: Mapping[str, float]) -> list[str]:
         f"(chance {100 * metrics[f'chance/{direction}/recall_at_1']:.1f}), "
         f"median rank {metrics[f'{direction}/median_rank']:g}"
         for direction in DIRECTIONS
+        if f"{direction}/recall_at_1" in metrics
     ]
 
 
 def _retrieval_table(metrics: Mapping[str, float]) -> list[str]:
     columns = ("recall_at_1", "recall_at_5", "recall_at_10", "median_rank", "mean_rank")
-    lines = [f"{'':22}{'R@1':>8}{'R@5':>8}{'R@10':>8}{'MedR':>9}{'MeanR':>9}"]
-    for label in [*DIRECTIONS, *(f"chance/{direction}" for direction in DIRECTIONS)]:
+    kinds = [f"{kind}{direction}" for kind in ("", "first_stage/", "chance/") for direction in DIRECTIONS]
+    labels = [label for label in kinds if f"{label}/mean_rank" in metrics]
+    space = max(22, *(len(label) + 2 for label in labels))
+    lines = [f"{'':{space}}{'R@1':>8}{'R@5':>8}{'R@10':>8}{'MedR':>9}{'MeanR':>9}"]
+    for label in labels:
         values = [metrics.get(f"{label}/{column}") for column in columns]
         cells = [
             " " * width if value is None else f"{100 * value:{width}.1f}" if width == 8 else f"{value:{width}.1f}"
             for value, width in zip(values, (8, 8, 8, 9, 9), strict=True)
         ]
-        lines.append(f"{label.replace('_', ' ').replace('/', ', '):22}" + "".join(cells))
+        lines.append(f"{label.replace('_', ' ').replace('/', ', '):{space}}" + "".join(cells))
     return lines
+
+
+def _answers_table(metrics: Mapping[str, float]) -> list[str]:
+    """Accuracy, of each kind of answer too, with chance beside it and the share of the rows."""
+    kinds = [name.partition("/")[2] for name in metrics if name.startswith("accuracy/")]
+    width = max(22, *(len(kind) + 4 for kind in kinds), 22)
+    lines = [f"{'':{width}}{'accuracy':>12}{'chance':>12}{'of the rows':>14}"]
+    for label, kind in (("all", ""), *((f"  {kind}", f"/{kind}") for kind in kinds)):
+        values = metrics.get(f"accuracy{kind}"), metrics.get(f"chance/accuracy{kind}")
+        share = metrics.get(f"share{kind}") if kind else 1.0
+        cells = [" " * 12 if value is None else f"{100 * value:12.1f}" for value in values]
+        lines.append(f"{label:{width}}" + "".join(cells) + ("" if share is None else f"{100 * share:14.1f}"))
+    if "majority/accuracy" in metrics:
+        lines.append(f"{'most frequent answer':{width}}{100 * metrics['majority/accuracy']:12.1f}")
+    if "unanswerable_share" in metrics:
+        cell = f"{100 * metrics['unanswerable_share']:{24 + 14}.1f}"
+        lines.append(f"{'answer not in table':{width}}{cell}")
+    return lines + ([f"loss {metrics['loss']:.3f}"] if "loss" in metrics else [])
 
 
 def _short(name: str) -> str:
@@ -131,7 +195,10 @@ def _short(name: str) -> str:
 
 
 def _measures(metrics: Mapping[str, float]) -> list[str]:
-    return [name for name in metrics if "/" not in name and name != "loss"]
+    return [name for name in metrics if "/" not in name and name not in ("loss", "unanswerable_share")]
+
+
+_LARGEST = {"accuracy": "most frequent answer"}
 
 
 def _classes_headline(metrics: Mapping[str, float]) -> list[str]:
@@ -139,7 +206,7 @@ def _classes_headline(metrics: Mapping[str, float]) -> list[str]:
     for name in _measures(metrics):
         beside = [
             f"{words} {100 * metrics[f'{kind}/{name}']:.1f}"
-            for kind, words in (("chance", "chance"), ("majority", "largest class"))
+            for kind, words in (("chance", "chance"), ("majority", _LARGEST.get(name, "largest class")))
             if f"{kind}/{name}" in metrics and name != "top_5_accuracy"
         ]
         parts.append(f"{_short(name)} {100 * metrics[name]:.1f}" + (f" ({', '.join(beside)})" if beside else ""))

@@ -3,82 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from twinreel import metrics
-from twinreel.data.captions import row_captions
-from twinreel.data.clip import Batch, Clip, Fault
+from twinreel.data.clip import Batch, Clip
 from twinreel.data.dataset import ViewRules
 from twinreel.data.loader import WorkerStart
 from twinreel.distributed import alike, on_main, together, world
-from twinreel.errors import DataError
+from twinreel.evaluation.gallery import Gallery, Side, build_gallery, without_missing
 from twinreel.evaluation.report import Report
-from twinreel.evaluation.views import (
-    Viewed,
-    frames_fact,
-    in_order,
-    refuse_missing,
-    refuse_other_rows,
-    view_rows,
-    view_rules,
-)
+from twinreel.evaluation.views import Viewed, frames_fact, in_order, refuse_other_rows, view_rows, view_rules
 from twinreel.recipe import EvalSection
 from twinreel.tasks import Contrastive
 
-__all__ = ["Gallery", "build_gallery", "embed_sentences", "embed_videos", "evaluate_retrieval"]
+if TYPE_CHECKING:
+    from twinreel.evaluation.rerank import SecondStage
+
+__all__ = ["Gallery", "build_gallery", "embed_sentences", "embed_videos", "evaluate_retrieval", "retrieval_scores"]
 
 SENTENCES_AT_ONCE = 256
 QUERIES_AT_ONCE = 256  # of a similarity that is not a dot product
-Window = tuple[str, float | None, float | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gallery:
-    """What is asked and what can be found. Rows with the same video and window are one candidate."""
-
-    candidates: list[Clip]
-    queries: list[str]
-    positives: list[list[int]]
-
-
-def build_gallery(rows: Sequence[Clip], *, merge_equal_captions: bool) -> Gallery:
-    """Candidates and queries of rows; each caption is a query whose right answer is its own video.
-
-    Args:
-        rows: with `captions` or a `caption_file`.
-        merge_equal_captions: equal captions of several videos become one query with several right answers; else
-            each is a query of its own and only its own video is right.
-
-    Raises:
-        DataError: a row has no caption.
-    """
-    candidates: dict[Window, int] = {}
-    kept: list[Clip] = []
-    queries: list[str] = []
-    positives: list[list[int]] = []
-    seen: dict[str | tuple[str, int], int] = {}
-    for row in rows:
-        window = (row.video, row.start_seconds, row.end_seconds)
-        if window not in candidates:
-            candidates[window] = len(kept)
-            kept.append(row)
-        index = candidates[window]
-        texts = dict.fromkeys(caption.text for caption in row_captions(row) if caption.text.strip())
-        if not texts:
-            raise DataError(f"{row.id}: no caption; retrieval needs a caption for every row (or eval.caption_template)")
-        for text in texts:
-            key = text if merge_equal_captions else (text, index)
-            if key not in seen:
-                seen[key] = len(queries)
-                queries.append(text)
-                positives.append([])
-            if index not in positives[seen[key]]:
-                positives[seen[key]].append(index)
-    return Gallery(candidates=kept, queries=queries, positives=positives)
 
 
 def embed_videos(
@@ -137,9 +84,12 @@ def evaluate_retrieval(
     worker_start: WorkerStart = "auto",
     loss_batch_size: int = 32,
     transform: Callable[[Batch], Batch] | None = None,
+    second: SecondStage | None = None,
     report: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Retrieval in both directions over all captions and all videos of the rows.
+
+    With a second stage the scores are those after re-ranking; those of the towers alone are `first_stage/...`.
 
     Raises:
         DataError: a video could not be read (unless `section.allow_missing`), or no row is left.
@@ -148,7 +98,6 @@ def evaluate_retrieval(
     model.eval()
     own_preprocessing: Any = model.preprocessing
     rules = view_rules(own_preprocessing, section)
-    preprocessing = rules.preprocessing
     with together():
         gallery = build_gallery(rows, merge_equal_captions=section.merge_equal_captions)
     with alike():
@@ -162,7 +111,7 @@ def evaluate_retrieval(
     expected = len(gallery.candidates)
     if faults:
         with together():
-            gallery, videos = _without_missing(gallery, videos, valid, faults, section)
+            gallery, videos = without_missing(gallery, videos, valid, faults, section)
     texts = embed_sentences(model, task, gallery.queries, section.max_words)
     model.train(was_training)
 
@@ -171,76 +120,64 @@ def evaluate_retrieval(
         return _scores(task, gallery, texts, videos) | {"loss": loss}
 
     scores = on_main(score)
-    protocol = {
+    protocol = _protocol(task, gallery, section, rules, expected, repeated)
+    if second is not None:
+        again = second.rerank(
+            task, gallery, texts, videos, device=device, num_workers=num_workers, worker_start=worker_start,
+            report=report,
+        )  # fmt: skip
+        scores = again.beside(scores)
+        protocol |= again.protocol
+    return Report(metrics=scores, protocol=protocol, faults=faults)
+
+
+def _protocol(
+    task: Contrastive, gallery: Gallery, section: EvalSection, rules: ViewRules, expected: int, repeated: int
+) -> dict[str, Any]:
+    """How the scores were made, in words."""
+    frames = expected * rules.windows_a_row * rules.preprocessing.num_frames
+    return {
         "queries": len(gallery.queries),
         "candidates": len(gallery.candidates),
         "evaluated": f"{len(gallery.candidates)}/{expected} videos",
         "windows": f"{rules.windows_a_row} a video, {section.windows}, embeddings averaged",
-        "frames": frames_fact(preprocessing, section.windows),
-        "repeated_frames": f"{repeated} of {expected * rules.windows_a_row * preprocessing.num_frames}"
-        " (the last one of a video shorter than a clip)",
+        "frames": frames_fact(rules.preprocessing, section.windows),
+        "repeated_frames": f"{repeated} of {frames} (the last one of a video shorter than a clip)",
         "crop": rules.framing,
         "similarity": ("cosine" if task.normalize else "dot product") + (" of segments, pooled" * task.segments),
         "ties": "count against the model",
         "equal_captions": "one query, several right videos" if section.merge_equal_captions else "separate queries",
     }
-    return Report(metrics=scores, protocol=protocol, faults=faults)
 
 
-def _without_missing(
-    gallery: Gallery, videos: Tensor, valid: Tensor, faults: Sequence[Fault], section: EvalSection
-) -> tuple[Gallery, Tensor]:
-    refuse_missing(faults, valid, section)
-    new_index = {old: new for new, old in enumerate(torch.nonzero(valid).flatten().tolist())}
-    kept = [
-        (query, [new_index[i] for i in right if i in new_index])
-        for query, right in zip(gallery.queries, gallery.positives, strict=True)
-    ]
-    kept = [(query, right) for query, right in kept if right]
-    smaller = Gallery(
-        candidates=[row for row, ok in zip(gallery.candidates, valid.tolist(), strict=True) if ok],
-        queries=[query for query, _ in kept],
-        positives=[right for _, right in kept],
-    )
-    return smaller, videos[valid]
+def retrieval_scores(direction: str, ranks: Tensor, side: Side) -> dict[str, float]:
+    """The scores of one direction, `text_to_video/recall_at_1` and so on, and beside them those of chance."""
+    num_candidates = len(side.candidate_ids)
+    values = metrics.retrieval_metrics(ranks, num_candidates=num_candidates)
+    chance = metrics.chance_retrieval(side.positives, num_candidates)
+    return {f"{direction}/{name}": value for name, value in values.items()} | {
+        f"chance/{direction}/{name}": value for name, value in chance.items()
+    }
 
 
 def _scores(task: Contrastive, gallery: Gallery, texts: Tensor, videos: Tensor) -> dict[str, float]:
-    captions_of: list[list[int]] = [[] for _ in gallery.candidates]
-    for query, right in enumerate(gallery.positives):
-        for candidate in right:
-            captions_of[candidate].append(query)
-    video_ids = [row.id for row in gallery.candidates]
     scores: dict[str, float] = {}
-    sides = {
-        "text_to_video": (texts, videos, gallery.positives, gallery.queries, video_ids),
-        "video_to_text": (videos, texts, captions_of, video_ids, gallery.queries),
-    }
-    for direction, (queries, candidates, positives, query_ids, candidate_ids) in sides.items():
+    for direction, side in gallery.sides.items():
         if task.segments:
-            ranks = _pooled_ranks(task, direction, texts, videos, positives, query_ids, candidate_ids)
+            ranks = _pooled_ranks(task, direction, texts, videos, side)
         else:
+            queries, candidates = (texts, videos) if direction == "text_to_video" else (videos, texts)
             ranks = metrics.embedding_ranks(
-                queries, candidates, positives, query_ids=query_ids, candidate_ids=candidate_ids
+                queries, candidates, side.positives, query_ids=side.query_ids, candidate_ids=side.candidate_ids
             )
-        values = metrics.retrieval_metrics(ranks, num_candidates=len(candidates))
-        scores |= {f"{direction}/{name}": value for name, value in values.items()}
-        chance = metrics.chance_retrieval(positives, len(candidates))
-        scores |= {f"chance/{direction}/{name}": value for name, value in chance.items()}
+        scores |= retrieval_scores(direction, ranks, side)
     return scores
 
 
-def _pooled_ranks(
-    task: Contrastive,
-    direction: str,
-    texts: Tensor,
-    videos: Tensor,
-    positives: Sequence[Sequence[int]],
-    query_ids: Sequence[str],
-    candidate_ids: Sequence[str],
-) -> Tensor:
+def _pooled_ranks(task: Contrastive, direction: str, texts: Tensor, videos: Tensor, side: Side) -> Tensor:
     """Ranks under a similarity that is not a dot product, some queries at a time."""
     texts, videos = texts.double(), videos.double()
+    positives, query_ids, candidate_ids = side
     ranks = []
     for first in range(0, len(positives), QUERIES_AT_ONCE):
         some = slice(first, first + QUERIES_AT_ONCE)

@@ -27,12 +27,15 @@ from twinreel.models.preprocessing import Preprocessing
 from twinreel.recipe import EvalSection
 
 __all__ = [
+    "Seen",
     "Viewed",
+    "blocks_of",
     "evaluation_ahead",
     "frames_fact",
     "in_order",
     "refuse_missing",
     "refuse_other_rows",
+    "view_blocks",
     "view_rows",
     "view_rules",
 ]
@@ -53,7 +56,75 @@ class Viewed(NamedTuple):
     repeated_frames: int
 
 
+class Seen(NamedTuple):
+    """Which rows could be read, bool (N,); why the others could not; how many frames repeat the last one of a video
+    that is shorter than a clip.
+    """
+
+    valid: Tensor
+    faults: list[Fault]
+    repeated_frames: int
+
+
+Take = Callable[[range, Batch, Tensor], None]
+
+
 @torch.no_grad()
+def view_blocks(
+    rows: Sequence[Clip],
+    rules: ViewRules,
+    look: Callable[[Tensor], Tensor],
+    take: Take,
+    *,
+    device: torch.device,
+    batch_size: int,
+    num_workers: int = 0,
+    worker_start: WorkerStart = "auto",
+    transform: Callable[[Batch], Batch] | None = None,
+) -> Seen:
+    """Hand on what a model makes of rows, block by block, so that not all of it is held; what all processes have seen.
+
+    Processes take whole blocks in turn (`blocks_of`), so that a block, and hence every bit of a result, does not
+    depend on their number.
+
+    Args:
+        rows: what to look at.
+        rules: which views.
+        look: network input (n, 3, T, H, W) -> (n, ...), a result a clip.
+        take: called for each block of this process with (places of its rows, the batch, results (rows, views, ...)).
+        device: where the model is.
+        batch_size: clips at once (rows x views).
+        num_workers: reader processes.
+        worker_start: how they are started.
+        transform: changes a batch before it reaches the model, e.g. for an ablation.
+    """
+    blocks, (rank, size) = blocks_of(len(rows), rules, batch_size), world()
+    keys = [[(0, index) for index in block] for block in blocks[rank::size]]
+    done: list[tuple[int, Seen]] = []
+    with together():
+        ahead = evaluation_ahead(rules, batch_size, num_workers)
+    if short := ahead.warning():
+        _log.warning(short)
+    loader = load_batches(
+        ClipDataset(rows, rules), keys, num_workers=num_workers, worker_start=worker_start, ahead=ahead.batches,
+        pin_memory=device.type == "cuda",
+    )  # fmt: skip
+    with readers_watched(), closing(feed_device(loader, device)) as batches:
+        for batch in batches:
+            batch = batch if transform is None else transform(batch)
+            num_rows, num_views = batch.frames.shape[:2]
+            clips = _in_pieces(batch, rules.preprocessing, look, device, batch_size)
+            number = rank + size * len(done)
+            done.append((number, Seen(batch.valid, batch.faults, batch.repeated_frames)))
+            take(blocks[number], batch, clips.view(num_rows, num_views, *clips.shape[1:]))
+    parts = in_order(done)
+    return Seen(
+        torch.cat([part.valid for part in parts]),
+        [fault for part in parts for fault in part.faults],
+        sum(part.repeated_frames for part in parts),
+    )
+
+
 def view_rows(
     rows: Sequence[Clip],
     rules: ViewRules,
@@ -69,9 +140,6 @@ def view_rows(
 ) -> Viewed:
     """What a model makes of rows, each row once, in order; in every process that of all processes.
 
-    Processes take whole batches in turn, so that a batch, and hence every bit of a result, does not depend on their
-    number.
-
     Args:
         rows: what to look at.
         rules: which views.
@@ -84,35 +152,25 @@ def view_rows(
         transform: changes a batch before it reaches the model, e.g. for an ablation.
         report: called with (rows done, rows in all).
     """
-    rows_at_once = _rows_at_once(rules, batch_size)
-    blocks = [range(first, min(first + rows_at_once, len(rows))) for first in range(0, len(rows), rows_at_once)]
-    rank, size = world()
-    keys = [[(0, index) for index in block] for block in blocks[rank::size]]
-    done: list[tuple[int, Viewed]] = []
-    with together():
-        ahead = evaluation_ahead(rules, batch_size, num_workers)
-    if short := ahead.warning():
-        _log.warning(short)
-    loader = load_batches(
-        ClipDataset(rows, rules), keys, num_workers=num_workers, worker_start=worker_start, ahead=ahead.batches,
-        pin_memory=device.type == "cuda",
+    (rank, size), rows_at_once = world(), _rows_at_once(rules, batch_size)
+    done: list[tuple[int, Tensor]] = []
+
+    def take(block: range, batch: Batch, values: Tensor) -> None:
+        done.append((rank + size * len(done), combine(values).cpu()))
+        if report is not None:
+            report(min(len(done) * rows_at_once * size, len(rows)), len(rows))
+
+    seen = view_blocks(
+        rows, rules, look, take, device=device, batch_size=batch_size, num_workers=num_workers,
+        worker_start=worker_start, transform=transform,
     )  # fmt: skip
-    with readers_watched(), closing(feed_device(loader, device)) as batches:
-        for batch in batches:
-            batch = batch if transform is None else transform(batch)
-            num_rows, num_views = batch.frames.shape[:2]
-            clips = _in_pieces(batch, rules.preprocessing, look, device, batch_size)
-            values = combine(clips.view(num_rows, num_views, *clips.shape[1:])).cpu()
-            done.append((rank + size * len(done), Viewed(values, batch.valid, batch.faults, batch.repeated_frames)))
-            if report is not None:
-                report(min(len(done) * rows_at_once * size, len(rows)), len(rows))
-    parts = in_order(done)
-    return Viewed(
-        torch.cat([part.values for part in parts]),
-        torch.cat([part.valid for part in parts]),
-        [fault for part in parts for fault in part.faults],
-        sum(part.repeated_frames for part in parts),
-    )
+    return Viewed(torch.cat(in_order(done)), *seen)
+
+
+def blocks_of(num_rows: int, rules: ViewRules, batch_size: int) -> list[range]:
+    """The places of the rows that are looked at together; block i belongs to process i modulo their number."""
+    at_once = _rows_at_once(rules, batch_size)
+    return [range(first, min(first + at_once, num_rows)) for first in range(0, num_rows, at_once)]
 
 
 def _in_pieces(

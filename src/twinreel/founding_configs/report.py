@@ -27,7 +27,7 @@ def account(draft: Draft) -> str:
             lines += [f"  {row['key']}: {row['value']} -> {row['text']}" for row in rows]
     if draft.defaults:
         values = ", ".join(f"{key}={short(draft.settings[key])}" for key in draft.defaults)
-        lines.append(f"not in the file, so PySlowFast's defaults count: {values}")
+        lines.append(f"not in the file, so {draft.settings.system}'s defaults count: {values}")
     return "\n".join(lines)
 
 

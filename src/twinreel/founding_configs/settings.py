@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,17 +29,28 @@ class Written:
 
 @dataclass(slots=True)
 class Settings:
-    """What a file and overrides say. `settings[key]` is the given value, else PySlowFast's default."""
+    """What a file and overrides say. `settings[key]` is the given value, else the founding system's default.
+
+    Args:
+        source: the name of the file.
+        written: what was given.
+        notes: what the user should know of the file.
+        problems: what is wrong so far.
+        defaults: of all keys of the system.
+        system: its name.
+    """
 
     source: str
     written: dict[str, Written] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    defaults: Mapping[str, Any] = field(default_factory=lambda: KEYS)
+    system: str = "PySlowFast"
 
     def __getitem__(self, key: str) -> Any:
         if key in self.written:
             return self.written[key].value
-        default = KEYS[key]
+        default = self.defaults[key]
         return list(default) if isinstance(default, tuple) else default
 
     def __contains__(self, key: object) -> bool:
