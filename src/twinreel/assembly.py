@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import socket
@@ -24,8 +25,8 @@ from twinreel.data.manifest.class_names import read_class_names
 from twinreel.data.plan import keyed_seed
 from twinreel.data.sources import load_rows, source_notes
 from twinreel.errors import CheckpointError, ConfigError, DataError
-from twinreel.models import TwoTowers, check_classifier, check_matcher, check_towers, create_model
-from twinreel.models.weights import Weights, load_partial
+from twinreel.models import TwoTowers, check_classifier, check_matcher, check_towers, create_model, find_builder
+from twinreel.models.weights import Weights, load_partial, sizes_of_parts
 from twinreel.recipe import DataSection, EvalSection, ModelSection, Recipe, load_recipe
 from twinreel.tasks import ActionRecognition, Contrastive, Mixing, Task, VideoTextMatching
 from twinreel.text import Vocabulary
@@ -252,6 +253,7 @@ def build_model(recipe: Recipe, task: Task, captions: Iterable[str]) -> nn.Modul
                 "model.min_word_count, or give model.vocabulary. Rows with labels alone need data.caption_template"
             ) from error
     whole = section.weights if isinstance(section.weights, str) else None
+    sizes = _sizes(section, task)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(keyed_seed(recipe.train.seed, "weights"))
         model = create_model(
@@ -262,14 +264,26 @@ def build_model(recipe: Recipe, task: Task, captions: Iterable[str]) -> nn.Modul
             preprocessing=section.preprocessing.model_dump(exclude_none=True),
             num_classes=len(task.classes) if isinstance(task, ActionRecognition) else None,
             num_outputs=task.num_outputs if isinstance(task, VideoTextMatching) else None,
-            **section.options,
+            **(sizes | section.options),
         )
     checks = {ActionRecognition.name: check_classifier, VideoTextMatching.name: check_matcher}
     checks.get(task.name, check_towers)(model, section.name)
+    if sizes:
+        model.imported_options = sizes  # type: ignore[assignment]
     if isinstance(section.weights, dict):
         for prefix, path in section.weights.items():
-            load_partial(model, prefix, path, scope=section.weights_scope)
+            report = load_partial(model, prefix, path, scope=section.weights_scope)
+            _log.log(logging.WARNING if report.dropped or report.kept else logging.INFO, "%s", report)
     return model
+
+
+def _sizes(section: ModelSection, task: Task) -> dict[str, Any]:
+    """Sizes of a cross-modal model that the weights of its parts state, but for those that the recipe gives."""
+    if not isinstance(task, VideoTextMatching) or not isinstance(section.weights, dict):
+        return {}
+    takes = inspect.signature(find_builder(section.name)).parameters
+    sizes = sizes_of_parts(section.weights)
+    return {key: size for key, size in sizes.items() if key in takes and key not in section.options}
 
 
 def _word_pieces(section: ModelSection, captions: Iterable[str]) -> WordPiece | None:

@@ -50,7 +50,8 @@ Say = Callable[[str], None]
 def part_names(model: nn.Module) -> dict[str, str]:
     """Module name -> part: `temporal` (a convolution's kernel above 1 in time, attention), `head`, `text`, `backbone`.
 
-    Of a cross-modal model `text` is its BERT, which reads the picture too. What a module computes outside of its own modules belongs to its own part; inside attention everything does.
+    Of a cross-modal model `text` is its BERT, which reads the picture too. What a module computes outside of its own
+    modules belongs to its own part; inside attention everything does.
     """
     prefixes = [prefix.rstrip(".") for prefix in getattr(model, "head_prefixes", ())]
     names: dict[str, str] = {}

@@ -44,7 +44,7 @@ def check(
     deep: Annotated[bool, typer.Option("--deep", help="decode every frame, not the first and the last")] = False,
     num_classes: Annotated[int | None, typer.Option(min=1, help="labels must be 0 to this - 1")] = None,
     class_names: Annotated[str | None, typer.Option(help="a file with the names of class numbers")] = None,
-    vocabulary: Annotated[str | None, typer.Option(help="a word list, to count unknown words")] = None,
+    vocabulary: Annotated[str | None, typer.Option(help="words or BERT's vocab.txt, to count unknown words")] = None,
     max_faults: Annotated[float, typer.Option(min=0, max=1, help="share of excluded rows that is allowed")] = 0.05,
     timeout: Annotated[
         float | None, typer.Option(help="seconds a video may take; default 300, with --deep 7200")
@@ -56,13 +56,13 @@ def check(
     from twinreel.data.manifest import check_target, write_manifest
     from twinreel.data.preparation.collection_check import check_collection, read_collection
     from twinreel.log import Progress
-    from twinreel.text import Vocabulary
+    from twinreel.wordpiece import load_vocabulary
 
     if write_clean is not None:
         check_target(write_clean)
         if any(Path(source).exists() and write_clean.exists() and write_clean.samefile(source) for source in sources):
             raise ConfigError(f"--write-clean {write_clean} would overwrite the list that is checked; choose another")
-    words = None if vocabulary is None else Vocabulary.load(vocabulary)
+    words = None if vocabulary is None else load_vocabulary(vocabulary)
     rows, groups = read_collection(sources, root=root, split=split, class_names=class_names)
     progress = Progress()
     result = check_collection(

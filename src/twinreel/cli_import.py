@@ -12,11 +12,14 @@ __all__ = ["import_weights"]
 
 
 def import_weights(
-    file: Annotated[Path, typer.Argument(help=".pyth, .pkl or .pth of PySlowFast, PyTorchVideo or MIL-NCE")],
+    file: Annotated[Path, typer.Argument(help="of PySlowFast, PyTorchVideo, MIL-NCE, ClipBERT, BERT, detectron2")],
     model: Annotated[str | None, typer.Option(help="a model of `twinreel list`, where several fit")] = None,
     out: Annotated[Path | None, typer.Option(help="FILE.safetensors; default: beside the file")] = None,
     run: Annotated[Path | None, typer.Option(help="or a run folder, for eval, predict and explain")] = None,
     class_names: Annotated[Path | None, typer.Option(help="with --run: a file with the name of each class")] = None,
+    vocabulary: Annotated[
+        Path | None, typer.Option(help="with --run, of ClipBERT: its vocab.txt; default: beside the file")
+    ] = None,
     inspect: Annotated[bool, typer.Option("--inspect", help="say what the file is, write nothing")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
 ) -> None:
@@ -29,7 +32,7 @@ def import_weights(
 
         if out is not None or inspect:
             raise ConfigError("--run goes with neither --out nor --inspect; give one of them")
-        recipe = import_run(file, run, model=model, class_names=class_names)
+        recipe = import_run(file, run, model=model, class_names=class_names, vocabulary=vocabulary)
         values = {"run": str(run), "model": recipe.model.name}
         use = f"twinreel eval {run} --input MANIFEST; twinreel predict {run} VIDEO"
         said = f"{file} is {recipe.model.name}: {run} ({use})"
@@ -37,5 +40,7 @@ def import_weights(
         return
     if class_names is not None:
         raise ConfigError("--class-names goes with --run: a file of weights has no names")
+    if vocabulary is not None:
+        raise ConfigError("--vocabulary goes with --run; where weights are started from, set model.vocabulary")
     result = importing.inspect_weights(file) if inspect else importing.import_weights(file, model=model, out=out)
     print(json.dumps(result.to_json(), indent=1, ensure_ascii=False) if as_json else result.to_table())

@@ -282,7 +282,8 @@ def _rows_digest(rows: Sequence[Clip]) -> str:
         if row.caption_file is not None:  # its content is not read here: a HowTo100M has a million of them
             size = os.path.getsize(row.caption_file) if os.path.exists(row.caption_file) else None
             captions = (os.path.basename(row.caption_file), size)
-        digest.update(repr((row.id, row.start_seconds, row.end_seconds, captions, row.labels)).encode())
+        said = (row.id, row.start_seconds, row.end_seconds, captions, row.labels)
+        digest.update(repr(said + ((row.options,) if row.options else ())).encode())
     return f"{len(rows)} rows, {digest.hexdigest()}"
 
 

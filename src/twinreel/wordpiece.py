@@ -229,7 +229,7 @@ class WordPiece:
 
 
 def load_vocabulary(path: str | Path) -> Vocabulary | WordPiece:
-    """What `Vocabulary.save` or `WordPiece.save` wrote as `.json`.
+    """A list of words, or of word pieces: a `.json` says what it is, a `.txt` of pieces has BERT's special ones.
 
     Raises:
         DataError: the file is missing, damaged, or holds neither.
@@ -239,7 +239,10 @@ def load_vocabulary(path: str | Path) -> Vocabulary | WordPiece:
         content = _read_json(path)
         if content.get("kind") == _KIND:
             return WordPiece.load(path)
-    return Vocabulary.load(path)
+    words = Vocabulary.load(path)
+    if path.suffix == ".txt" and set(SPECIAL_PIECES) <= set(words.words):
+        return WordPiece.load(path)
+    return words
 
 
 def _tokenizer(model: models.Model, fold_case: bool) -> Tokenizer:

@@ -114,7 +114,9 @@ def test_a_missing_key_stops_a_run_before_its_first_step_or_is_named_in_its_faul
 
 @pytest.mark.parametrize("ext", [["--ext", "mp4", "avi"], ["--ext", ".MP4,avi"], ["--ext", "mp4", "--ext", "avi"]])
 @pytest.mark.parametrize("first", [True, False])
-def test_several_endings_are_given_as_to_clipberts_script(tmp_path, make_video, monkeypatch, ext, first):
+def test_several_endings_are_given_as_to_clipberts_script(
+    tmp_path, make_video, monkeypatch, ext, first
+):  # ClipBERT defect 1
     make_video("in/a.mp4", num_frames=2)
     make_video("in/b.avi", num_frames=2, codec="mpeg4")
     make_video("in/c.mkv", num_frames=2)

@@ -40,7 +40,7 @@ def home(tmp_path_factory):
     for i in range(12):
         name = {0: "cooking/onion.mp4", 1: "cooking/eggs.mp4"}.get(i, f"cooking/{i}.mp4")
         make_video(folder / name, num_frames=30, frame_rate=10, size=(64, 48), first_number=20 * i)
-        text = {0: "someone cuts an onion", 1: "whisk the eggs"}.get(i, f"someone cuts an onion and whisks the eggs {i}")
+        text = {0: "someone cuts an onion", 1: "whisk the eggs"}.get(i, f"someone whisks the eggs and an onion {i}")
         lines.append(f"{name},{text},{'val' if i in (1, 9, 10, 11) else 'train'}")
     (folder / "collection.csv").write_text("\n".join(lines) + "\n")
     for name, block in zip(("choices", "questions"), re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL), strict=True):

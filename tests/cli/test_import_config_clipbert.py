@@ -14,6 +14,7 @@ from twinreel.founding_configs.clipbert_keys import CHOICES, DEFAULTS, LENGTHS, 
 from twinreel.models import create_model
 from twinreel.optim import build_schedule
 from twinreel.recipe import load_recipe
+from videos import make_video
 
 MAPS = ("/img=/data/lmdb", "/txt=/data/txt", "/pretrain=/data/weights")
 RETRIEVAL = [name for name in PUBLISHED if name.endswith("_ret")]
@@ -330,7 +331,7 @@ def test_paths_of_the_container(tmp_path):
     assert "--map /img=... is given twice" in refused(path, maps=("/img=a", "/img/=b"))
 
 
-def test_mistakes_are_named_all_at_once(tmp_path):
+def test_mistakes_are_named_all_at_once(tmp_path):  # B048
     path = write(tmp_path, "msrvtt_ret", learning_rat=1, fps="two", betas=[0.9], score_agg_func="sum", num_frm=True)
     said = refused(path, "lr", "0.1", "seed", "x", "task")
     lines = {key: text for key, text in enumerate(path.read_text().splitlines(), 1)}
@@ -455,3 +456,39 @@ def test_where_clips_begin_is_a_key_of_every_goal(goal, loss):  # ClipBERT defec
     task = f"task={{name: video_text_matching, goal: {goal}, loss: {loss}, pooling: mean}}"
     recipe = load_recipe("clipbert_small", [task, "data.clip_start=center", "data.num_clips=3", "data.manifest=x.csv"])
     assert (recipe.data.clip_start, recipe.data.num_clips) == ("center", 3)
+
+
+@pytest.mark.slow
+def test_an_imported_recipe_trains_from_its_lists_and_its_lmdb(tmp_path):
+    """ClipBERT's files as they are: JSONL lists, an LMDB by names without ending, vocab.txt, model_config."""
+    videos = tmp_path / "videos"
+    videos.mkdir()
+    for i in range(6):
+        make_video(videos / f"video{i}.mp4", num_frames=30, frame_rate=10, size=(64, 48), first_number=20 * i)
+    assert twinreel("data", "pack", videos, "--out", tmp_path / "img" / "msrvtt.lmdb").code == 0
+    for part, numbers in (("train", range(4)), ("val", range(4, 6))):
+        lines = [
+            {"caption": f"a man cuts onion {n} {k}", "clip_name": f"video{n}", "sen_id": k}
+            for n in numbers
+            for k in "ab"
+        ]
+        path = tmp_path / "txt" / "msrvtt_ret" / f"{part}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "man", "cut", "##s", "onion", "b", *map(str, range(6))]
+    (tmp_path / "bert-base-uncased").mkdir()
+    (tmp_path / "bert-base-uncased" / "vocab.txt").write_text("\n".join(words) + "\n")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    (tmp_path / "base_model.json").write_text(json.dumps(sizes))
+    config = write(tmp_path, "msrvtt_ret", e2e_weights_path=None, max_img_size=64, train_n_clips=2, num_train_epochs=2)
+    outcome = twinreel(
+        "import-config", config, "train_batch_size", "2", "fp16", "0", "n_workers", "0", "--gpus", "2",
+        "--map", f"/img/msrvtt={tmp_path / 'img' / 'msrvtt.lmdb'}", "--map", f"/txt={tmp_path / 'txt'}",
+        "--map", f"/pretrain={tmp_path}", "--out", tmp_path / "recipe.yaml",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome
+    assert "everything would be trained from scratch" in outcome.err
+    outcome = twinreel("train", tmp_path / "recipe.yaml", "train.device=cpu", "--out", tmp_path / "run")
+    assert outcome.code == 0, outcome
+    assert "done: 4 steps" in outcome.err  # 2 epochs of 8 captions, 4 a step
+    assert "evaluated: 2/2 videos" in outcome.out and "queries: 4" in outcome.out

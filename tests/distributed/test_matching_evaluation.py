@@ -107,6 +107,16 @@ def test_real_scores_are_the_same_bits_with_all_pairs_and_with_some(tmp_path):
             assert run_processes(number, lambda: scores(wanted)) == [one] * number  # noqa: B023
 
 
+def test_no_process_is_left_without_work(rows):
+    """A batch that would take all videos at once is cut, because their pairs are what costs."""
+    listed = [row for row in rows if row.video != LONG] + [
+        dataclasses.replace(row, id=f"{row.id} {start}", start_seconds=start)
+        for start in (0.2, 0.4) for row in rows if row.video != LONG
+    ]  # fmt: skip
+    everyone = run_processes(3, lambda: retrieval(listed, batch_size=500, num_clips=1))
+    assert sorted(own for *_, own in everyone) == [5 * 14, 8 * 14, 8 * 14]
+
+
 def test_what_is_wrong_is_said_by_all(rows):
     def poisoned(off):
         bad = world().rank == world().size - 1

@@ -211,9 +211,10 @@ def test_only_wanted_pairs_are_compared_and_only_their_videos_seen(grey):
 def test_an_unreadable_video_is_not_substituted(grey, tmp_path):  # ClipBERT defect 7
     broken = Clip(id="broken", video=str(tmp_path / "none.mp4"), captions=(Caption(text="n2"),))
     listed = [*grey_rows(grey, range(3)), broken, *grey_rows(grey, (4,))]
-    with pytest.raises(DataError, match=r"1 of 5 videos could not be read; scores would be over 4(?s:.)*none.mp4"):
-        judge(Brightness(), listed)
     model = Brightness()
+    with pytest.raises(DataError, match=r"1 of 5 videos could not be read; scores would be over 4(?s:.)*none.mp4"):
+        judge(model, listed)
+    assert model.clips == 0  # what is missing is said at once
     report = judge(model, listed, allow_missing=True)
     assert report.protocol["evaluated"] == "4/5 videos" and [fault.id for fault in report.faults] == ["broken"]
     assert report.protocol["queries"] == report.protocol["candidates"] == 4
@@ -221,6 +222,16 @@ def test_an_unreadable_video_is_not_substituted(grey, tmp_path):  # ClipBERT def
     assert sum(model.pairs.values()) == 2 * 4 * 4  # zeros in its place are compared with nothing: n2 is of v2, too
     with pytest.raises(DataError, match="1 of 1 videos could not be read"):
         judge(Brightness(), [broken], allow_missing=True)
+
+
+def test_nothing_is_compared_in_vain(grey, tmp_path):
+    (tmp_path / "broken.mp4").write_bytes(b"no video")
+    listed = grey_rows(grey, range(5))
+    listed[1:1] = grey_rows(tmp_path, ("broken",), lambda i: ["n2"])
+    model = Brightness()
+    with pytest.raises(DataError, match="1 of 6 videos could not be read"):
+        judge(model, listed, batch_size=2)
+    assert model.clips == 12 and sum(model.pairs.values()) == 2 * 5  # of the row before it; all rows were looked at
 
 
 def test_a_score_that_is_not_finite_is_refused_by_name(grey):

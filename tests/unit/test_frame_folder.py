@@ -157,7 +157,7 @@ def test_a_rate_above_holds_for_all_folders_there(tmp_path):
         FrameFolder(folders[0])
 
 
-def test_pictures_of_every_kind_become_rgb(tmp_path):
+def test_pictures_of_every_kind_become_rgb(tmp_path):  # ClipBERT defect 22
     folder = write_images(tmp_path / "v", [1])
     Image.new("L", (64, 48), 100).save(folder / "img_00002.jpg")
     Image.new("CMYK", (64, 48), (0, 0, 0, 0)).save(folder / "img_00003.jpg")

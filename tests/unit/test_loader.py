@@ -366,7 +366,7 @@ class Sleeping:
 def test_a_loader_that_sleeps_is_seen_in_every_line_and_warned_of(tmp_path, monkeypatch):  # B088
     wanted = recipe(tmp_path / "videos", "train.num_steps=3", "train.global_batch_size=2", "optim.warmup_steps=0")
     real = training.training_rules
-    monkeypatch.setattr(training, "training_rules", lambda recipe, model: Sleeping(real(recipe, model)))
+    monkeypatch.setattr(training, "training_rules", lambda *said: Sleeping(real(*said)))
     train(wanted, tmp_path / "run", quiet=True)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in lines if line["kind"] == "train"]

@@ -205,6 +205,7 @@ def test_both_rows_are_reported_and_the_first_is_that_of_the_towers_alone(grey):
     assert all(line.split() for line in table.splitlines()[:6])
 
 
+# ClipBERT defect 11: with several captions a video only the last one was right.
 @pytest.mark.parametrize("directions", [("text_to_video",), ("text_to_video", "video_to_text")])
 def test_all_candidates_are_the_full_cross_exactly(grey, directions):
     listed = rows(grey, captions=3)
@@ -220,6 +221,7 @@ def test_all_candidates_are_the_full_cross_exactly(grey, directions):
     assert matcher.pairs == 2 * 3 * N * N and matcher.clips == 2 * N  # two clips a video, each once
 
 
+# ClipBERT defect 12: one pass a caption, each with a copy of all captions.
 def test_pairs_grow_with_k_and_not_with_the_collection_and_each_video_is_seen_once(grey):
     listed = rows(grey, captions=3)
     for k in (1, 2, 5):
@@ -246,6 +248,15 @@ def test_what_is_not_among_the_first_keeps_its_place(grey):
     assert f"text to video among the first 2 for {share:.1f} % of the queries; video to text" in within
 
 
+# ClipBERT defect 10: scores were rounded before they were ranked, and equal ones stood in the order of the list.
+def test_differences_below_any_rounding_count():
+    first = torch.zeros(1, 3, dtype=torch.float64)
+    stage = metrics.first_candidates(first, [[1]], 3)
+    near = torch.tensor([[20.0, 20.000002, 20.0]])  # log-odds; all three are a probability of 1.0000
+    places = near.gather(1, stage.candidates)
+    assert metrics.reranked_ranks(stage, places, [[1]]).tolist() == [1.0]
+
+
 def test_equal_captions_tie_in_both_stages(grey):
     listed = rows(grey)
     listed[5] = Clip(id="v5", video=listed[5].video, captions=listed[4].captions)
@@ -261,6 +272,33 @@ def test_broken_scores_and_videos_are_named(grey, tmp_path):
     gone = Clip(id="gone", video=str(tmp_path / "gone.mp4"))
     with pytest.raises(DataError, match=r"1 of 2 videos cannot be read by the second stage, matching/best.*gone\.mp4"):
         stage.score([rows(grey)[0], gone], ["n0"], device=CPU)
+
+
+def test_what_the_towers_could_not_read_is_in_neither_stage(grey, tmp_path):
+    gone = Clip(id="gone", video=str(tmp_path / "gone.mp4"), captions=(Caption(text="n3"),))
+    listed = [*rows(grey)[:5], gone, *rows(grey)[5:]]
+    with pytest.raises(DataError, match="1 of 13 videos could not be read"):
+        judge(listed, second_stage(Matcher(), N))
+    section = EvalSection(num_clips=2, batch_size=4, allow_missing=True)
+    matcher = Matcher()
+    report = evaluate_retrieval(
+        Towers(1.6).eval(), towers_task(), listed, section, device=CPU, second=second_stage(matcher, N)
+    )
+    assert report.metrics == judge(rows(grey), second_stage(Matcher(), N)).metrics
+    assert matcher.pairs == 2 * N * N and [fault.id for fault in report.faults] == ["gone"]
+
+
+@pytest.mark.parametrize("direction", ["text_to_video", "video_to_text"])
+def test_towers_of_segments_have_a_first_stage_too(direction):
+    generator = torch.Generator().manual_seed(2)
+    texts, videos = torch.randn(30, 8, generator=generator), torch.randn(30, 3, 8, generator=generator)
+    towers = Contrastive(loss=losses.clip_bag)
+    scores = towers.similarity(videos.double(), texts.double())
+    names = [str(i) for i in range(30)]
+    side = SimpleNamespace(positives=[[i] for i in range(30)], query_ids=names, candidate_ids=names)
+    stage = first_stage(towers, direction, side, texts, videos, 4)
+    expected = metrics.first_candidates(scores.T if direction == "text_to_video" else scores, side.positives, 4)
+    assert torch.equal(stage.ranks, expected.ranks) and torch.equal(stage.candidates, expected.candidates)
 
 
 def test_the_first_stage_of_embeddings_is_that_of_its_ranks():

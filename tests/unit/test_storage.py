@@ -86,7 +86,7 @@ def refused(video, *words):
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
-def test_workers_read_the_same_bytes_from_every_place(start, folder, store, images):  # B038, B022
+def test_workers_read_the_same_bytes_from_every_place(start, folder, store, images):  # B038, B022, ClipBERT defect 20
     ids = [row.id for row in read_folder(folder)]
     rows = [Clip(id=f"{place}/{id}", video=str(place / id)) for place in (folder, store, images) for id in ids]
     dataset = pickle.loads(pickle.dumps(ClipDataset(rows, LOOK)))
@@ -200,7 +200,7 @@ def test_keys_with_folders_find_their_own_file_alone(tmp_path):
     refused(tmp_path / "x.lmdb" / "z/a.mp4", "no key for 'z/a.mp4'")
 
 
-def test_a_missing_key_is_a_fault_that_names_key_store_and_row(small):
+def test_a_missing_key_is_a_fault_that_names_key_store_and_row(small):  # ClipBERT defect 20
     row = Clip(id="the row", video=str(small / "c.mp4"))
     fault = ClipDataset([row], LOOK)[0, 0].fault
     assert fault is not None and fault.id == "the row"
@@ -285,7 +285,7 @@ def test_where_a_video_lies_says_when_it_changes(small, folder, images):
 # ---- packing
 
 
-def test_two_files_with_one_key_are_refused_by_name(tmp_path):
+def test_two_files_with_one_key_are_refused_by_name(tmp_path):  # ClipBERT defect 21
     for name in ("x/a.mp4", "y/a.avi", "b.mp4"):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(make_video(tmp_path / "v.mp4"), tmp_path / "in" / name)

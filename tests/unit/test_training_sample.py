@@ -91,3 +91,13 @@ def test_options_travel_with_their_row(video, tmp_path):
         assert ViewRules(preprocessing=PREP, num_clips=2)(asked, 0).options == options
     [batch] = load_batches(ClipDataset(rows, rules()), [[(0, 0), (0, 1)]], num_workers=1)
     assert batch.options == [options, ()]
+
+
+@pytest.mark.parametrize("options", [(), ("walk", "run")])
+def test_questions_follow_the_key_that_says_where_clips_start(video, options):
+    """ClipBERT defect 28: its question answering draws at random whatever the key says."""
+    asked = row(video, options=options, labels=(1,) if options else ("run",))
+    for clip_start, number in (("center", 1), ("random", 12)):
+        drawn = rules(clip_start=clip_start, num_clips=2)
+        samples = [read_training_sample(asked, epoch, drawn) for epoch in range(12)]
+        assert len({tuple(sample.pts_seconds.tolist()) for sample in samples}) == number

@@ -178,7 +178,7 @@ def test_a_rectangle_is_scaled_to_a_square():
         (8, 8, 4, (4, 4)), (1, 500, 32, (1, 32)),
     ],
 )  # fmt: skip
-def test_letterbox_keeps_the_aspect(height, width, size, expected):
+def test_letterbox_keeps_the_aspect(height, width, size, expected):  # ClipBERT defect 23
     assert letterbox_size(height, width, size) == expected
     frames = torch.full((2, height, width, 3), 200, dtype=torch.uint8)
     boxed = letterbox(frames, size)

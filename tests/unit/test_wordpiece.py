@@ -181,3 +181,10 @@ def test_importing_it_does_not_import_torch():
 def test_json_is_plain(tmp_path: Path, pieces: WordPiece):
     pieces.save(tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["kind"] == "wordpiece"
+
+
+def test_a_vocab_txt_is_told_from_a_list_of_words(tmp_path):
+    pieces, words = tmp_path / "vocab.txt", tmp_path / "words.txt"
+    pieces.write_text("\n".join([*SPECIAL_PIECES, "cat", "##s"]) + "\n")
+    words.write_text("cat\nsee\n")
+    assert isinstance(load_vocabulary(pieces), WordPiece) and isinstance(load_vocabulary(words), Vocabulary)

@@ -232,5 +232,7 @@ def _section(
             update={name: value for name, value in (("split", split), ("root", root)) if value is not None}
         )
     kept = {name: getattr(recipe.eval, name) for name in EvalSection.model_fields}
+    if source is not None and source == (recipe.eval.source or recipe.data.source):
+        kept |= recipe.eval.options  # of the same source
     names = tuple([manifest] if isinstance(manifest, str) else manifest) if manifest is not None else None
     return EvalSection(**(kept | {"manifest": names, "source": source, "split": split, "root": root}))

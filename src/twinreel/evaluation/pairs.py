@@ -37,6 +37,7 @@ __all__ = [
     "views_facts",
 ]
 
+ROWS_AT_ONCE = 8  # of a block at most: what processes take in turn is that small, because a row may cost minutes
 SHARED_NUMBERS = 1 << 22  # scores that a process sends to the others at once: 16 MB
 
 Read = Callable[[Tensor], Tensor]
@@ -110,7 +111,7 @@ class PairScores(NamedTuple):
 class _Count:
     """What this process has done."""
 
-    clips = pairs = passed = 0
+    clips = pairs = passed = faults = 0
 
 
 @torch.no_grad()
@@ -128,6 +129,7 @@ def compare_pairs(
     num_workers: int = 0,
     worker_start: WorkerStart = "auto",
     transform: Callable[[Batch], Batch] | None = None,
+    allow_missing: bool = True,
     report: Callable[[int, int], None] | None = None,
 ) -> Compared:
     """Compare rows with texts and put what is read from the logits into `results`, in every process all of it.
@@ -146,12 +148,15 @@ def compare_pairs(
         num_workers: reader processes.
         worker_start: how they are started.
         transform: changes a batch before it reaches the model, e.g. for an ablation.
+        allow_missing: False: once a row could not be read this process compares nothing more, because there will be no
+            scores; it goes on reading, so that all such rows are named.
         report: called with (pairs done, pairs in all), about: of several processes it is what this one has done, times
             their number.
     """
     if not rows:
         return Compared(torch.ones(0, dtype=torch.bool), [], 0, 0, 0, 0.0)
     began, count, size = time.monotonic(), _Count(), world().size
+    clips_at_once = min(batch_size, ROWS_AT_ONCE * rules.clips_a_row)
     lists: Lists = [range(len(tokens))] * len(rows) if wanted is None else wanted
     total = sum(map(len, lists))
     matcher: Any = model
@@ -162,6 +167,9 @@ def compare_pairs(
         return grid
 
     def take(block: range, batch: Batch, grids: Tensor) -> None:
+        count.faults += len(batch.faults)
+        if count.faults and not allow_missing:
+            return
         at_once = max(1, batch_size // grids.shape[1])
         count.passed += sum(
             len(lists[row]) for row, valid in zip(block, batch.valid.tolist(), strict=True) if not valid
@@ -177,10 +185,10 @@ def compare_pairs(
                 report(min((count.pairs + count.passed) * size, total), total)
 
     seen = view_blocks(
-        rows, rules, look, take, device=device, batch_size=batch_size, num_workers=num_workers,
+        rows, rules, look, take, device=device, batch_size=clips_at_once, num_workers=num_workers,
         worker_start=worker_start, transform=transform,
     )  # fmt: skip
-    _share(results, blocks_of(len(rows), rules, batch_size))
+    _share(results, blocks_of(len(rows), rules, clips_at_once))
     everyone = exchange([count.clips, count.pairs, time.monotonic() - began])
     if report is not None:
         report(total, total)

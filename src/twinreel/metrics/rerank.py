@@ -104,8 +104,8 @@ def reranked_ranks(
     shape = first.candidates.shape
     if scores.shape != shape or len(positives) != shape[0]:
         raise ConfigError(
-            f"scores has shape {tuple(scores.shape)} and positives has {len(positives)} entries; {shape[0]} queries with "
-            f"{shape[1]} candidates each need {tuple(shape)} and {shape[0]}."
+            f"scores has shape {tuple(scores.shape)} and positives has {len(positives)} entries; {shape[0]} queries "
+            f"with {shape[1]} candidates each need {tuple(shape)} and {shape[0]}."
         )
     check_ids("query_ids", query_ids, shape[0])
     scores = scores.detach().cpu()

@@ -77,12 +77,18 @@ def build_recipe(tree: Tree) -> Recipe:
             checked = check_options(tree, section, chosen, free, reserved=RESERVED[section], fields=known[section])
             # What is left out here is not the signature's default: eval inherits from data, sizes come with weights.
             open_ended = section == "eval" and values.get("source") is None
-            open_ended |= section == "model" and isinstance(values.get("weights"), str)
+            open_ended |= section == "model" and _sizes_come_with_weights(tree.values)
             values.update({name: checked[name] for name in free if name in checked} if open_ended else checked)
     _check_manifest(tree)
     _check_transform(tree)
     recipe = validate(tree, Recipe, known)
     return _with_whole_preprocessing(recipe)
+
+
+def _sizes_come_with_weights(values: Mapping[str, Any]) -> bool:
+    """Weights of the whole model state its sizes; of a cross-modal model those of its parts do."""
+    weights = values["model"].get("weights")
+    return isinstance(weights, str) or (isinstance(weights, dict) and _task_name(values) == "video_text_matching")
 
 
 def _with_whole_preprocessing(recipe: Recipe) -> Recipe:

@@ -22,6 +22,7 @@ from twinreel.data.preparation.inspection import VideoReport, inspect_videos, sa
 from twinreel.data.sources import annotated
 from twinreel.errors import ConfigError
 from twinreel.text import Vocabulary
+from twinreel.wordpiece import WordPiece
 
 __all__ = ["CollectionCheck", "check_collection", "read_collection"]
 
@@ -134,7 +135,7 @@ def check_collection(
     max_faults: float = 0.05,
     deep: bool = False,
     num_classes: int | None = None,
-    vocabulary: Vocabulary | None = None,
+    vocabulary: Vocabulary | WordPiece | None = None,
     most_seconds: float | None = None,
     progress: Progress | None = None,
 ) -> CollectionCheck:
@@ -303,7 +304,9 @@ def _only_elsewhere(rows: Sequence[Clip], groups: Sequence[str]) -> dict[str, An
     return {"classes_not_in_train": unseen} if unseen else {}
 
 
-def _caption_facts(rows: Sequence[Clip], vocabulary: Vocabulary | None, excluded: dict[str, Fault]) -> dict[str, Any]:
+def _caption_facts(
+    rows: Sequence[Clip], vocabulary: Vocabulary | WordPiece | None, excluded: dict[str, Fault]
+) -> dict[str, Any]:
     """Facts about captions; rows whose caption file cannot be used are excluded."""
     faults: list[Fault] = []
     unknown: Counter[str] = Counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -11,6 +12,7 @@ from twinreel.errors import CheckpointError
 from twinreel.models.weights.bert import BERT
 from twinreel.models.weights.clipbert import CNN, TIED
 from twinreel.models.weights.layouts import Weights
+from twinreel.models.weights.sizes import sizes_of
 
 __all__ = [
     "PARTS",
@@ -51,7 +53,7 @@ def place_part(model: nn.Module, prefix: str, weights: Weights) -> Placed:
     """A file of a part alone, under one of the model's parts.
 
     Raises:
-        CheckpointError: the model has another number of attention heads than the file's configuration says.
+        CheckpointError: the model has other sizes than the file, or than the configuration beside it says.
     """
     if weights.layout == "grid_feat":
         # The part `cnn` also holds the grid encoder, which no such file has.
@@ -59,7 +61,7 @@ def place_part(model: nn.Module, prefix: str, weights: Weights) -> Placed:
         return Placed(start=start, tensors={start + key.removeprefix(CNN): t for key, t in weights.tensors.items()})
     whole = prefix == BERT.partition(".")[0]
     placed = _transformer(model, weights.tensors) if whole else _bert(f"{prefix}.", weights.tensors)
-    return replace(placed, notes=_checked_heads(model, prefix, weights))
+    return replace(placed, notes=_checked_sizes(model, prefix, weights))
 
 
 def _bert(start: str, tensors: Mapping[str, Tensor]) -> Placed:
@@ -137,22 +139,24 @@ def _has(names: Mapping[str, Tensor], start: str) -> bool:
     return any(name.startswith(start) for name in names)
 
 
-def _checked_heads(model: nn.Module, prefix: str, weights: Weights) -> tuple[str, ...]:
+def _checked_sizes(model: nn.Module, prefix: str, weights: Weights) -> tuple[str, ...]:
     """What is said of attention heads, which no shape shows.
 
     Raises:
-        CheckpointError: the configuration beside the file says another number.
+        CheckpointError: the model's sizes are not those of the file and of the configuration beside it.
     """
-    found = {getattr(module, "num_heads", None) for module in model.get_submodule(prefix).modules()} - {None}
-    stated = weights.architecture.get("num_heads")
-    if len(found) != 1:
-        return ()
-    heads = found.pop()
-    if stated is None:
-        return (f"no config.json beside the file says how many attention heads it has; the model's {heads} are taken",)
-    if heads != stated:
-        raise CheckpointError(
-            f"{weights.source}: has {stated} attention heads, as its config.json says, and the model has {heads}; "
-            f"create the model with num_heads={stated}"
-        )
+    part = prefix if prefix != BERT.partition(".")[0] else BERT.removesuffix(".")
+    module = model.get_submodule(part)
+    own: dict[str, Any] = {**sizes_of({BERT + key: tensor for key, tensor in module.state_dict().items()})}
+    heads = {inner.num_heads for inner in module.modules() if hasattr(inner, "num_heads")}
+    if len(heads) == 1:
+        own["num_heads"] = heads.pop()
+    stated = {**sizes_of(weights.tensors), **weights.architecture}
+    wrong = {name: size for name, size in stated.items() if own.get(name, size) != size}
+    if wrong:
+        differ = ", ".join(f"{name} {size} (the model: {own[name]})" for name, size in wrong.items())
+        options = " ".join(f"model.{name}={size}" for name, size in wrong.items())
+        raise CheckpointError(f"{weights.source}: a BERT of other sizes than {part}, {differ}; set {options}")
+    if "num_heads" in own and "num_heads" not in stated:
+        return (f"no config.json beside the file says how many attention heads it has; {own['num_heads']} are taken",)
     return ()
