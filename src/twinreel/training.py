@@ -39,7 +39,7 @@ from twinreel.distributed import (
     world,
 )
 from twinreel.errors import TwinreelError
-from twinreel.evaluation import Report, evaluate_task, evaluation_ahead, view_rules
+from twinreel.evaluation import Report, evaluate_task, evaluation_ahead, spoken, view_rules
 from twinreel.grad_cam import find_layer
 from twinreel.gradients import StepResult, clip_gradient, global_gradient
 from twinreel.guards import Signals, out_of_memory_ladder, repeatable_kernels, watched_signals
@@ -463,5 +463,5 @@ def _evaluate(parts: Parts, recipe: Recipe, log: RunLog) -> Report:
             num_workers=recipe.data.num_workers,
             worker_start=recipe.data.worker_start,
             loss_batch_size=recipe.train.global_batch_size,
-            report=lambda done, total: log.show_progress(f"evaluating {done}/{total} videos"),
+            report=spoken(parts.task, lambda words, _: log.show_progress(f"evaluating {words}")),
         )

@@ -119,6 +119,7 @@ def test_a_tie_is_no_right_answer_in_training_either():
     [
         (retrieval(), {}, "no caption; task.goal=retrieval needs a caption"),
         (answering("a", "b"), {"labels": ("a",)}, "no question"),
+        (answering("a", "b"), {"labels": (0,), "options": ("a", "b")}, "it has options, .* set multiple_choice"),
         (answering("a", "b"), {"captions": (Caption(text="what"),)}, "no answer"),
         (choosing(), {"labels": (0,)}, "no options"),
         (choosing(), {"labels": (2,), "options": ("a", "b")}, "the answer is 2; it must be the place .* from 0 to 1"),

@@ -205,4 +205,5 @@ def convert_clipbert_judging(draft: Draft, paths: PathMap, goal: str) -> None:
     draft.drop(
         "eval_retrieval_batch_size", "of judgments in training, no effect on results; eval.batch_size is of both"
     )
-    draft.drop("val_batch_size", "of the validation loss, whose random negatives made it noise; the ranks are judged")
+    reason = "of its validation loss, noise by its random negatives; ranks are judged here"
+    draft.drop("val_batch_size", reason if goal == "retrieval" else "eval.batch_size, with the same results")

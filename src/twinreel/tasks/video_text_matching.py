@@ -92,10 +92,13 @@ class VideoTextMatching(nn.Module):
 
     @property
     def num_outputs(self) -> int:
-        """Outputs of the model's head: an answer each, or no match and match, or one score."""
+        """Outputs of the model's head: an answer each, or no match and match, or one score.
+
+        A user's own loss gets one score, or what its attribute `num_outputs` says.
+        """
         if self.goal == "question_answering":
             return len(self.answers)
-        return 2 if self.loss is match_cross_entropy else 1
+        return 2 if self.loss is match_cross_entropy else getattr(self.loss, "num_outputs", 1)
 
     @property
     def pooling(self) -> Literal["lse", "mean", "max"]:
@@ -131,6 +134,8 @@ class VideoTextMatching(nn.Module):
     def _problem(self, row: Clip) -> str | None:
         captions = bool(row.captions or row.caption_file)
         if self.goal == "question_answering":
+            if row.options:
+                return "it has options, and task.goal=question_answering takes open questions; set multiple_choice"
             if not captions:
                 return "no question; task.goal=question_answering needs a column question (or caption)"
             return None if row.labels else "no answer; task.goal=question_answering needs a column answer"
