@@ -306,7 +306,7 @@ def evaluate(
     source: Annotated[str | None, typer.Option(help="or a source of `twinreel list`")] = None,
     split: Annotated[str | None, typer.Option(help="split of it")] = None,
     root: Annotated[str | None, typer.Option(help="folder that paths are relative to")] = None,
-    predictions: Annotated[Path | None, typer.Option(help="the answer for each row of a classifier, of choices, of questions, .csv")] = None,
+    predictions: Annotated[Path | None, typer.Option(help="each row's class, choice or answer, .csv")] = None,
     confusion: Annotated[Path | None, typer.Option(help="a classifier's confusion matrix, .csv or .png")] = None,
     as_json: Json = False,
 ) -> None:
