@@ -15,9 +15,10 @@ from torch.nn import functional
 
 from twinreel.errors import ConfigError
 
-__all__ = ["LAYER_NORM_EPS", "Bert", "initialize_bert"]
+__all__ = ["INITIAL_STD", "LAYER_NORM_EPS", "Bert", "initialize_bert"]
 
 LAYER_NORM_EPS = 1e-12
+INITIAL_STD = 0.02
 # Added to the scores of padding, not minus infinity: the same after the softmax, and a row of nothing else is no NaN.
 PADDING_SCORE = -10000.0
 MAX_GRID_SIDE = 100
@@ -227,11 +228,11 @@ class Bert(nn.Module):
         return sequence, self.pooler(sequence)
 
 
-def initialize_bert(module: nn.Module) -> None:
-    """BERT's start values: linear layers and tables from a normal of deviation 0.02, biases 0, norms 1 and 0."""
+def initialize_bert(module: nn.Module, std: float = INITIAL_STD) -> None:
+    """BERT's start values: linear layers and tables from a normal of deviation `std`, biases 0, norms 1 and 0."""
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
-            nn.init.normal_(part.weight, std=0.02)
+            nn.init.normal_(part.weight, std=std)
         if isinstance(part, nn.Linear):
             nn.init.zeros_(part.bias)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from twinreel.errors import ConfigError
-from twinreel.models.bert import LAYER_NORM_EPS, Bert, initialize_bert
+from twinreel.models.bert import INITIAL_STD, LAYER_NORM_EPS, Bert, initialize_bert
 
 __all__ = ["PretrainingHeads", "Transformer"]
 
@@ -59,12 +59,20 @@ class Transformer(nn.Module):
         dropout: before that head.
         pretraining_heads: the heads `cls` of pretraining instead; its second one has two outputs, and so must
             num_outputs.
+        initial_std: deviation of the normal that linear layers and tables start from.
 
     Raises:
         ConfigError: num_outputs is below 1, or not 2 with the heads of pretraining.
     """
 
-    def __init__(self, bert: Bert, num_outputs: int, dropout: float, pretraining_heads: bool) -> None:
+    def __init__(
+        self,
+        bert: Bert,
+        num_outputs: int,
+        dropout: float,
+        pretraining_heads: bool,
+        initial_std: float = INITIAL_STD,
+    ) -> None:
         super().__init__()
         if num_outputs < 1:
             raise ConfigError(f"num_outputs must be at least 1; got {num_outputs}")
@@ -82,11 +90,11 @@ class Transformer(nn.Module):
             self.classifier = nn.Sequential(
                 nn.Linear(hidden_size, 2 * hidden_size), nn.ReLU(), nn.Linear(2 * hidden_size, num_outputs)
             )
-        initialize_bert(self)
+        initialize_bert(self, initial_std)
         self.cls: PretrainingHeads | None = None
         if pretraining_heads:
             self.cls = PretrainingHeads(words)
-            initialize_bert(self.cls)
+            initialize_bert(self.cls, initial_std)
 
     def forward(self, tokens: Tensor, padding: Tensor, visual: Tensor) -> Tensor:
         """Logits (N, num_outputs) of texts and visual tokens, see `Bert.forward`."""

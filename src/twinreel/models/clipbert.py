@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from twinreel.errors import ConfigError
-from twinreel.models.bert import Bert
+from twinreel.models.bert import INITIAL_STD, Bert
 from twinreel.models.bert_heads import Transformer
 from twinreel.models.grid_features import CnnNorm, GridEncoder, GridResNet
 from twinreel.models.image_tower import feature_channels, load_image_tower
@@ -242,7 +242,7 @@ def clipbert_base(
     sampled_grid_tokens: int = 0,
     preprocessing: Preprocessing | None = None,
 ) -> ClipBert:
-    """ClipBERT as published: ResNet-50 and BERT-base, 138 million parameters and frozen stem, `res2` and batch norms.
+    """ClipBERT as published: ResNet-50 and BERT-base, 148 million parameters; stem, `res2` and batch norms are frozen.
 
     Reads 2 frames at 2 a second, the long side 448, padded, in BGR with the mean subtracted. It needs trained weights.
 
@@ -277,6 +277,7 @@ def clipbert_base(
         _PUBLISHED,
         _RESNET_50,
         30522,
+        INITIAL_STD,
         vocabulary=vocabulary,
         num_outputs=num_outputs,
         hidden_size=hidden_size,
@@ -326,6 +327,7 @@ def clipbert_tiny(
         _PUBLISHED,
         _RESNET_50,
         1000,
+        INITIAL_STD,
         vocabulary=vocabulary,
         num_outputs=num_outputs,
         hidden_size=hidden_size,
@@ -350,13 +352,13 @@ def clipbert_small(
     vocabulary: WordPiece | None = None,
     num_outputs: int = 2,
     hidden_size: int = 128,
-    num_layers: int = 3,
+    num_layers: int = 2,
     num_heads: int = 4,
     intermediate_size: int = 512,
     max_positions: int = 128,
     vocab_size: int | None = None,
     max_text_tokens: int = 20,
-    dropout: float = 0.1,
+    dropout: float = 0.0,
     image_tower: str | None = None,
     cnn_blocks: tuple[int, int, int, int] | None = None,
     cnn_width: int | None = None,
@@ -367,15 +369,18 @@ def clipbert_small(
     sampled_grid_tokens: int = 0,
     preprocessing: Preprocessing | None = None,
 ) -> ClipBert:
-    """A small one that trains from scratch on a CPU: four bottleneck blocks with group norm, a BERT of three layers.
+    """A small one that trains from scratch on a CPU: four bottleneck blocks with group norm, a BERT of two layers.
 
     Reads 2 frames at 2 a second, the long side 112, padded: 4 x 4 visual tokens. The options are those of
-    `clipbert_base`, where None means cnn_blocks (1, 1, 1, 1), cnn_width 16, cnn_norm group, freeze_stages 0.
+    `clipbert_base`, where None means cnn_blocks (1, 1, 1, 1), cnn_width 16, cnn_norm group, freeze_stages 0. Nothing
+    is dropped, and BERT's linear layers start from a normal of deviation 1 / sqrt(hidden_size): 0.02, which is meant
+    for 768, and dropout keep a narrow BERT at chance for hundreds of steps.
     """
     return _assemble(
         _SMALL,
         _RESNET_SMALL,
         30522,
+        hidden_size**-0.5,
         vocabulary=vocabulary,
         num_outputs=num_outputs,
         hidden_size=hidden_size,
@@ -399,6 +404,7 @@ def _assemble(
     published: Preprocessing,
     resnet: _CnnOptions,
     num_words: int,
+    initial_std: float,
     *,
     vocabulary: WordPiece | None,
     num_outputs: int,
@@ -414,11 +420,11 @@ def _assemble(
     preprocessing: Preprocessing | None,
     **bert_sizes: int,
 ) -> ClipBert:
-    """A ClipBert of a builder's options, and of what it decides: preprocessing, ResNet, words without a vocabulary."""
+    """A ClipBert of a builder's options, and of what the builder decides: all that comes before them."""
     if vocab_size is None:
         vocab_size = num_words if vocabulary is None else vocabulary.num_embeddings
     bert = Bert(vocab_size=vocab_size, hidden_size=hidden_size, dropout=dropout, **bert_sizes)
-    transformer = Transformer(bert, num_outputs, dropout, pretraining_heads)
+    transformer = Transformer(bert, num_outputs, dropout, pretraining_heads, initial_std)
     if image_tower is None:
         feature, channels = _resnet(cnn, resnet)
     else:
