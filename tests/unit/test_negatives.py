@@ -46,8 +46,50 @@ def test_a_video_in_several_rows_is_not_its_own_negative():
 def test_a_caption_that_the_video_has_too_is_passed_over():
     rows = [row("a", "a man", "a dog"), row("b", "a man"), row("c", "a cat")]
     assert {negatives(rows, size=3).of("a", step)[0] for step in range(50)} == {"a cat"}
-    with pytest.raises(DataError, match="a: only 1 of the other 2 videos have a caption that this one has not"):
-        negatives(rows, size=3, num_negatives=2).of("a", 0)
+    assert negatives(rows, size=3, num_negatives=2).of("a", 0) == ["a cat", "a cat"]  # there is no other
+    with pytest.raises(DataError, match=r"^a\.mp4: no other video has a caption that this one has not"):
+        negatives([row("a", "a man", "a cat"), row("b", "a man"), row("c", "a cat")], size=3)
+
+
+def test_what_the_model_reads_alike_is_alike():
+    rows = [
+        row("a", "a dog runs"),
+        row("b", "A Dog runs"),
+        row("c", "a dog runs far"),
+        row("d", "a cat"),
+        row("e", "?"),
+    ]
+
+    def reads(text):
+        return "" if text == "?" else " ".join(text.lower().split()[:3])
+
+    found = negatives(rows, size=3, reads=reads)
+    assert {found.of("a", step)[0] for step in range(60)} == {"a cat"}
+    same = [row("a", "a dog runs"), row("b", "a dog runs fast")]
+    with pytest.raises(DataError, match="a: no other video has a caption that the model can tell from this one's"):
+        negatives(same, size=2, reads=reads).of("a", 0)
+
+
+def test_no_wrong_caption_comes_twice_while_there_are_others():
+    rows = [row("own", "own"), *(row(f"v{i}", "the same" if i < 6 else f"other {i}") for i in range(9))]
+    found = negatives(rows, num_negatives=4)
+    for step in range(30):
+        assert sorted(found.of("own", step)) == ["other 6", "other 7", "other 8", "the same"]
+
+
+@pytest.mark.parametrize("in_batch", [False, True])
+def test_captions_that_cannot_be_read_are_a_fault_of_their_own_sample(tmp_path, in_batch):
+    rows = []
+    for i in range(4):
+        path = tmp_path / f"{i}.csv"
+        path.write_text("start,end,text\n" + ("0,1\n" if i == 2 else f"0,1,said {i}\n"))
+        rows.append(Clip(id=f"v{i}", video=f"v{i}.mp4", caption_file=str(path)))
+    found = negatives(rows, in_batch=in_batch)
+    assert {found.of(f"v{i}", step)[0] for i in (0, 1, 3) for step in range(20)} == {"said 0", "said 1", "said 3"}
+    given = batch([["said 0"], [""]], valid=torch.tensor([True, False]))
+    given.ids[:] = ["v0", "v2"]
+    more = found.add(given, 0)
+    assert more.captions[1] == ["", ""] and more.caption_mask.tolist() == [[True, True], [True, False]]
 
 
 def test_one_video_alone_is_refused_at_once():  # ClipBERT defect 16: the founding code looked for ever

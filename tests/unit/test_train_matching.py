@@ -6,7 +6,7 @@ import pytest
 import torch
 from small_runs import assert_same_runs, be_killed, in_step, matching_recipe, records, worded
 
-from twinreel.assembly import load_model, load_run
+from twinreel.assembly import evaluation_rows, load_model, load_run
 from twinreel.check import check_recipe
 from twinreel.checkpoint import find_checkpoint, read_model_json
 from twinreel.data.captions import row_captions
@@ -185,6 +185,8 @@ def test_processes_are_tried_in_a_check(videos, tmp_path):
         ("model.num_classes=5", "model.num_classes goes with task.goal=question_answering"),
         ("eval.best_metric=accuracy", "eval.best_metric=accuracy is none of"),
         ("rerank.run=x", "rerank.run goes with task.name=contrastive"),
+        ("rerank.k=10", "rerank.k: nothing is re-ranked without a second run"),
+        ("data.clip_start=start", "data.num_clips=2 with data.clip_start=start"),
         ("task.poolin=max", "pooling"),
     ],
 )
@@ -217,3 +219,30 @@ def test_a_softmax_over_the_captions_of_the_batch_is_a_loss_of_retrieval(videos,
     result = train(recipe, tmp_path / "run", quiet=True)
     assert "text_to_video/recall_at_1" in result.report.metrics
     assert read_model_json(find_checkpoint(tmp_path / "run")[0])["num_outputs"] == 1
+
+
+def test_published_networks_without_weights_say_what_stays_random(videos, caplog):
+    small = (*SMALL, "model.freeze_stages=2", "model.cnn_norm=frozen")
+    build_parts(matching_recipe(videos, *small, name="clipbert_small"), CPU)
+    assert "tensors of the CNN are frozen by design and random" in caplog.text
+    caplog.clear()
+    build_parts(matching_recipe(videos, *SMALL, name="clipbert_small"), CPU)
+    assert "random" not in caplog.text
+
+
+def test_captions_with_seconds_are_judged_in_them_where_rows_are_captions(tmp_path):
+    folder = tmp_path / "videos"
+    folder.mkdir()
+    worded(
+        folder,
+        captions=lambda number, row: [
+            {"text": "first", "start": 0.0, "end": 0.5},
+            {"text": f"then {number}", "start": 0.5, "end": 1.0},
+        ],
+    )
+    spans = {
+        form: [(row.start_seconds, row.end_seconds) for row in evaluation_rows(matching_recipe(folder, form))][:2]
+        for form in ("data.caption_rows=caption", "data.caption_rows=video")
+    }
+    assert spans["data.caption_rows=caption"] == [(0.0, 0.5), (0.5, 1.0)]
+    assert spans["data.caption_rows=video"] == [(None, None), (None, None)]

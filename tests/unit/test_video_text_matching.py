@@ -47,6 +47,11 @@ def test_the_first_text_of_a_retrieval_batch_is_the_right_one():
     assert facts.targets.tolist() == [[1.0, 0.0], [1.0, 0.0]] and facts.usable.all()
 
 
+def test_a_caption_without_a_word_teaches_nothing():
+    _, facts = retrieval().inputs(DropoutMatcher(2), batch([["a cat", "a dog"], ["  ", "a cat"], ["123", "a cat"]]))
+    assert facts.known.tolist() == [True, False, False] and facts.num_masked == 2
+
+
 def test_options_are_asked_together_with_the_question():
     given = batch([["what is it"], [""]], labels=[(1,), (0,)], options=[("a cat", "a dog"), ("an egg", "a pan")])
     task = choosing()
@@ -121,11 +126,13 @@ def test_a_tie_is_no_right_answer_in_training_either():
         (answering("a", "b"), {"labels": ("a",)}, "no question"),
         (answering("a", "b"), {"labels": (0,), "options": ("a", "b")}, "it has options, .* set multiple_choice"),
         (answering("a", "b"), {"captions": (Caption(text="what"),)}, "no answer"),
+        (answering("a", "b"), {"labels": ("a", "b"), "captions": (Caption(text="what"),)}, "2 answers, and task.loss"),
+        (retrieval(), {"labels": (0,), "options": ("a", "b")}, "no caption; task.goal=retrieval needs a caption"),
         (choosing(), {"labels": (0,)}, "no options"),
         (choosing(), {"labels": (2,), "options": ("a", "b")}, "the answer is 2; it must be the place .* from 0 to 1"),
         (choosing(), {"labels": ("a",), "options": ("a", "b")}, "the answer is 'a'"),
         (choosing(), {"options": ("a", "b")}, "the answer is missing"),
-        (retrieval(), {"labels": (-1,), "options": ("a", "b")}, "the answer is -1"),
+        (retrieval(), {"labels": (-1,), "options": ("a", "b"), "captions": (Caption(text="a"),)}, "the answer is -1"),
     ],
 )
 def test_rows_that_do_not_do_are_named(task, row, words):

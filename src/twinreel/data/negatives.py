@@ -6,10 +6,10 @@ they are the same for every number of processes and after every restart.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, cycle, islice
 
 import numpy as np
 import torch
@@ -23,13 +23,16 @@ from twinreel.errors import DataError
 __all__ = ["NegativeCaptions"]
 
 KEPT_ROWS = 4096  # rows whose captions are remembered
+KEPT_TEXTS = 1 << 17  # texts whose reading is
 
 
 class NegativeCaptions:
     """Adds so many captions of other videos to each sample of a batch.
 
-    A caption that the row's own video has too is no wrong one and is passed over. With `in_batch` they are captions of
-    the same global batch, as they were drawn there; where it has too few, the rest come from all videos.
+    A caption that the model cannot tell from one of the row's own video is no wrong one and is passed over, as is one
+    that says nothing to it. None is given twice, unless there are no others. With `in_batch` they are captions of the
+    same global batch, as they were drawn there; where it has too few, the rest come from all videos. Captions that
+    cannot be read are no wrong ones; the sample that they belong to is a fault of its own.
 
     Args:
         rows: of the run.
@@ -37,58 +40,93 @@ class NegativeCaptions:
         rules: how a row's own caption is drawn.
         num_negatives: n captions a sample.
         in_batch: take those of the batch first.
+        reads: a text as the model reads it; texts with one reading are one text.
 
     Raises:
-        DataError: there are no more than `num_negatives` videos.
+        DataError: there are no more than `num_negatives` videos, or no wrong caption for one of them.
     """
 
     def __init__(
-        self, rows: Sequence[Clip], plan: Plan, rules: TrainingRules, *, num_negatives: int, in_batch: bool = False
+        self,
+        rows: Sequence[Clip],
+        plan: Plan,
+        rules: TrainingRules,
+        *,
+        num_negatives: int,
+        in_batch: bool = False,
+        reads: Callable[[str], Hashable] = str.strip,
     ) -> None:
         self.rows = rows
         self.plan = plan
         self.rules = rules
         self.num_negatives = num_negatives
         self.in_batch = in_batch
+        self.reads = lru_cache(maxsize=KEPT_TEXTS)(reads)
         self.place = {row.id: place for place, row in enumerate(rows)}
         self.videos: dict[str, list[int]] = {}
         for place, row in enumerate(rows):
             self.videos.setdefault(row.video, []).append(place)
         self.names = list(self.videos)
-        if len(self.names) <= num_negatives:
-            raise DataError(
-                f"task.num_negatives={num_negatives} wrong captions a video come from other videos, and there are only "
-                f"{len(self.names)} in all; lower it, or give more videos"
-            )
         self.texts = lru_cache(maxsize=KEPT_ROWS)(self._texts)
+        self._check()
+
+    def _check(self) -> None:
+        if len(self.names) <= self.num_negatives:
+            raise DataError(
+                f"task.num_negatives={self.num_negatives} wrong captions a video come from other videos, and there are "
+                f"only {len(self.names)} in all; lower it, or give more videos"
+            )
+        if any(row.caption_file is not None for row in self.rows):
+            return  # they are not all read before the first step
+        said = {name: {text for place in places for text in self._texts(place)} for name, places in self.videos.items()}
+        everything = set().union(*said.values())
+        alike = next((name for name, own in said.items() if own >= everything), None)
+        if alike is not None:
+            raise DataError(
+                f"{alike}: no other video has a caption that this one has not, so there is no wrong caption for it; "
+                "give captions that tell the videos apart"
+            )
 
     def add(self, batch: Batch, step: int) -> Batch:
-        """The batch of a step with `num_negatives` more captions a sample; its own ones stay the first."""
-        wrong = [self.of(id, step) for id in batch.ids]
+        """The batch of a step with `num_negatives` more captions a sample; its own ones stay the first.
+
+        A sample that could not be read gets empty ones, which take no part.
+        """
+        count = self.num_negatives
+        wrong = [
+            self.of(id, step) if valid else [""] * count
+            for id, valid in zip(batch.ids, batch.valid.tolist(), strict=True)
+        ]
         captions = [own + more for own, more in zip(batch.captions, wrong, strict=True)]
-        real = torch.ones(len(wrong), self.num_negatives, dtype=torch.bool)
+        real = batch.valid[:, None].expand(-1, count)
         return replace(batch, captions=captions, caption_mask=torch.cat([batch.caption_mask, real], dim=1))
 
     def of(self, id: str, step: int) -> list[str]:
         """The wrong captions of a row at a step.
 
         Raises:
-            DataError: there are not so many captions that are wrong for it.
+            DataError: there is none.
         """
         row = self.rows[self.place[id]]
-        own = {text for place in self.videos[row.video] for text in self.texts(place)}
-        epoch = step // self.plan.steps_per_epoch
-        drawn = self._of_all(row, epoch)
-        found: list[str] = []
+        own = {self.reads(text) for place in self.videos[row.video] for text in self.texts(place)}
+        drawn = self._of_all(row, step // self.plan.steps_per_epoch)
+        found: dict[Hashable, str] = {}
+        again: list[str] = []
         for text in chain(self._of_batch(row, step), drawn) if self.in_batch else drawn:
-            if text not in own:
-                found.append(text)
+            key = self.reads(text)
+            if key in found:
+                again.append(text)
+            elif key not in own and key != self.reads(""):
+                found[key] = text
             if len(found) == self.num_negatives:
-                return found
-        raise DataError(
-            f"{id}: only {len(found)} of the other {len(self.names) - 1} videos have a caption that this one has not; "
-            f"task.num_negatives={self.num_negatives} needs more: lower it"
-        )
+                break
+        if not found:
+            raise DataError(
+                f"{id}: no other video has a caption that the model can tell from this one's, so there is no wrong "
+                "caption for it; give captions that tell the videos apart (or a larger model.max_text_tokens)"
+            )
+        repeated = chain(found.values(), again, cycle(found.values()))
+        return list(islice(repeated, self.num_negatives))
 
     def _of_all(self, row: Clip, epoch: int) -> Iterator[str]:
         """A caption each of other videos, in drawn order; each video comes up once."""
@@ -109,12 +147,21 @@ class NegativeCaptions:
         others = [(epoch, self.rows[place]) for epoch, place in keys if self.rows[place].video != row.video]
         for i in keyed_rng(self.rules.seed, step, row.id, "negatives of the batch").permutation(len(others)):
             epoch, other = others[int(i)]
-            texts, mask, _ = draw_captions(other, self.rules, keyed_rng(self.rules.seed, epoch, other.id, "caption"))
+            try:
+                texts, mask, _ = draw_captions(
+                    other, self.rules, keyed_rng(self.rules.seed, epoch, other.id, "caption")
+                )
+            except DataError:
+                continue  # a fault of that sample
             if mask[0]:
                 yield texts[0]
 
     def _texts(self, place: int) -> list[str]:
-        return [caption.text for caption in row_captions(self.rows[place]) if caption.text.strip()]
+        try:
+            captions = row_captions(self.rows[place])
+        except DataError:
+            return []  # a fault of that sample
+        return [caption.text for caption in captions if caption.text.strip()]
 
 
 def _later(rng: np.random.Generator, count: int, before: set[int]) -> Iterator[int]:

@@ -31,7 +31,7 @@ __all__ = ["build_recipe", "find_recipe", "list_recipes", "load_recipe", "recipe
 
 # Parameters that twinreel passes itself, or that are keys of a section.
 RESERVED = {
-    "model": ("vocabulary", "preprocessing", "num_classes", "num_outputs"),
+    "model": ("vocabulary", "preprocessing", "num_classes", "num_outputs", "sampled_grid_tokens"),
     "task": ("mask", "valid", "text_ids", "own", "negative_seed", "targets"),
     "data": ("manifest", "caption_template"),
     "eval": ("manifest", "caption_template"),

@@ -129,10 +129,13 @@ class Recipe(Section):
             problems.append(
                 "data.repeated_augmentation goes with the other tasks; here set data.num_clips, clips of one video"
             )
-        if self.data.clip_start in ("uniform", "segments") and self.data.num_clips > 1:
+        if goal == "question_answering" and self.model.num_classes == 1:
+            problems.append("model.num_classes=1: one answer is no choice; give 2 or more, or leave it out")
+        same = {"uniform": "one clip that is spread over the window", "start": "which begin all at its start"}
+        if self.data.clip_start in same and self.data.num_clips > 1:
             problems.append(
-                f"data.num_clips={self.data.num_clips} with data.clip_start={self.data.clip_start}, one clip that is "
-                "spread over the window; set data.clip_start=random"
+                f"data.num_clips={self.data.num_clips} with data.clip_start={self.data.clip_start}, "
+                f"{same[self.data.clip_start]}; set data.clip_start=random (or center: spread evenly)"
             )
         return problems
 

@@ -371,3 +371,14 @@ class RerankSection(Section):
         "text_to_video", description="both = the captions of a video too, which costs as much again"
     )
     num_clips: Count | None = Field(None, description="windows a video; null = eval.num_clips of that run")
+
+    @model_validator(mode="after")
+    def _check(self) -> RerankSection:
+        idle = [
+            f"rerank.{name}"
+            for name, field in type(self).model_fields.items()
+            if self.run is None and getattr(self, name) != field.default
+        ]
+        if idle:
+            raise ValueError(f"{' and '.join(idle)}: nothing is re-ranked without a second run; add rerank.run=FOLDER")
+        return self

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from twinreel.data.clip import Batch, Clip
 from twinreel.errors import ConfigError, DataError
-from twinreel.losses import match_cross_entropy, pool_clips
+from twinreel.losses import answer_cross_entropy, match_cross_entropy, pool_clips
 from twinreel.tasks.whole import WholeModel, at_least_float32
 
 __all__ = ["Goal", "MatchFacts", "VideoTextMatching"]
@@ -124,20 +124,25 @@ class VideoTextMatching(nn.Module):
             DataError: naming the first.
         """
         for row in rows:
-            problem = self._problem(row)
+            problem = self._problem(row, where)
             if problem is not None:
                 raise DataError(f"{row.id} ({where}): {problem}")
         counts = {len(row.options) for row in rows}
         if self.goal == "multiple_choice" and where == "training" and len(counts) > 1:
             raise DataError(f"{where} rows have {' and '.join(map(str, sorted(counts)))} options; give all as many")
 
-    def _problem(self, row: Clip) -> str | None:
+    def _problem(self, row: Clip, where: str) -> str | None:
         captions = bool(row.captions or row.caption_file)
         if self.goal == "question_answering":
             if row.options:
                 return "it has options, and task.goal=question_answering takes open questions; set multiple_choice"
             if not captions:
                 return "no question; task.goal=question_answering needs a column question (or caption)"
+            if len(row.labels) > 1 and self.loss is answer_cross_entropy:
+                return (
+                    f"{len(row.labels)} answers, and task.loss=answer_cross_entropy wants one; give one, or set "
+                    "task.loss=answer_binary_cross_entropy"
+                )
             return None if row.labels else "no answer; task.goal=question_answering needs a column answer"
         if self.goal == "multiple_choice" or row.options:
             place = row.labels[0] if len(row.labels) == 1 else None
@@ -148,15 +153,27 @@ class VideoTextMatching(nn.Module):
                     f"the answer is {', '.join(map(repr, row.labels)) or 'missing'}; it must be the place of the right "
                     f"option, from 0 to {len(row.options) - 1}"
                 )
-            return None
+            if self.goal == "multiple_choice" or where != "training":
+                return None
         return None if captions else "no caption; task.goal=retrieval needs a caption, captions or caption_file"
 
     def inputs(self, model: nn.Module, batch: Batch) -> tuple[Tensor, MatchFacts]:
         """Word ids int64 (B, R, L) of the texts of each video, and what the loss must know."""
         matcher: Any = model
         texts = self.texts(batch)
-        tokens: Tensor = matcher.tokenize([text for own in texts for text in own])
-        return tokens.view(len(texts), -1, tokens.shape[-1]), self._facts(batch, len(texts[0]))
+        tokens: Tensor = matcher.tokenize([*(text for own in texts for text in own), ""])
+        nothing, tokens = tokens[-1], tokens[:-1].view(len(texts), -1, tokens.shape[-1])
+        facts = self._facts(batch, len(texts[0]))
+        if self.goal == "retrieval":  # a caption without a word says nothing of its video
+            facts = facts._replace(known=facts.known & (tokens[:, 0] != nothing).any(-1).cpu())
+        return tokens, facts
+
+    @staticmethod
+    def reading(model: nn.Module, text: str) -> bytes:
+        """A text as a model reads it, equal for texts that it cannot tell apart."""
+        matcher: Any = model
+        read: bytes = matcher.tokenize([text])[0].cpu().numpy().tobytes()
+        return read
 
     def texts(self, batch: Batch) -> list[list[str]]:
         """The R texts that each video is compared with: its caption and wrong ones, options, or the question."""
