@@ -1,7 +1,11 @@
-"""A matching model without weights, that sees brightness and reads numbers; videos of even brightness; rows of them."""
+"""A matching model without weights, that sees brightness and reads numbers; videos of even brightness; rows of them.
+
+And what torch makes meanwhile.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,11 +15,12 @@ import av
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from twinreel.data.clip import Caption, Clip
 from twinreel.models.preprocessing import Preprocessing
 
-__all__ = ["Brightness", "grey_rows", "make_grey_videos"]
+__all__ = ["Brightness", "Made", "grey_rows", "make_grey_videos"]
 
 PREP = Preprocessing(num_frames=2, frame_rate=5.0, crop_size=16)
 LETTERS = 24  # of a text that are read
@@ -89,3 +94,31 @@ def grey_rows(
         Clip(id=f"v{i}", video=str(folder / f"{i}.mp4"), captions=tuple(Caption(text=text) for text in texts(i)))
         for i in numbers
     ]
+
+
+class Made(TorchDispatchMode):
+    """What operations of this thread make: `largest`, the numbers of a tensor; `most`, the bytes alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = self.most = self.alive = 0
+        self.known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, list | tuple) else (made,):
+            if isinstance(tensor, Tensor):
+                self.largest = max(self.largest, tensor.numel())
+                self._count(tensor.untyped_storage())
+        return made
+
+    def _count(self, storage: Any) -> None:
+        """Storages are counted, because views share them; they tell when they go."""
+        if storage not in self.known:
+            self.known.add(storage)
+            self.alive += storage.nbytes()
+            self.most = max(self.most, self.alive)
+            weakref.finalize(storage, self._gone, storage.nbytes())
+
+    def _gone(self, size: int) -> None:
+        self.alive -= size

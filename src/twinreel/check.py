@@ -23,8 +23,9 @@ from twinreel.errors import ConfigError, DataError
 from twinreel.evaluation import build_gallery, view_rules
 from twinreel.gradients import GradientStep
 from twinreel.models.preprocessing import Preprocessing
-from twinreel.parts import Parts, build_parts, collection_notes, for_device, read_batches
+from twinreel.parts import Parts, build_parts, for_device, read_batches
 from twinreel.recipe import Recipe
+from twinreel.start_line import collection_notes
 from twinreel.tasks import ActionRecognition, VideoTextMatching
 from twinreel.trial import try_steps
 

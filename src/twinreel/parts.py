@@ -1,4 +1,4 @@
-"""What a run is built of: rows, plan, model, task, optimizer; and the start line, which says so beforehand."""
+"""What a run is built of: rows, plan, model, task, optimizer. `start_line.py` says so beforehand."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from twinreel.data.tables import did_you_mean
 from twinreel.data.training_sample import TrainingRules
 from twinreel.distributed import alike, gather_objects, together, world
 from twinreel.errors import CheckpointError, ConfigError, DataError
-from twinreel.evaluation import build_gallery, class_measures, rows_in_common, view_rules
+from twinreel.evaluation import build_gallery, class_measures, view_rules
 from twinreel.models.preferred import preferred
 from twinreel.models.training_modes import apply_batch_norm, batch_norms, checkpoint_activations
 from twinreel.optim import Schedule, WeightAverage, build_optimizer, build_schedule, freeze, parameter_groups
@@ -52,17 +52,12 @@ __all__ = [
     "PLAIN_SCHEDULE",
     "Parts",
     "build_parts",
-    "collection_notes",
-    "compared_clips",
     "for_device",
-    "num_negatives",
     "read_batches",
     "sample_bytes",
-    "start_line",
     "training_rules",
 ]
 
-FEW_NEGATIVES = 32
 # Of a short trial, whose few steps a recipe's epochs do not fit into.
 PLAIN_SCHEDULE: dict[str, Any] = {
     "warmup_steps": None, "warmup_epochs": None, "warmup_fraction": None, "decay": "none", "decay_epochs": (),
@@ -150,6 +145,8 @@ def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Par
             f"{checkpoint} cannot be seen from {socket.gethostname()}: the run folder must be on storage that all "
             "machines share"
         )
+    if recipe.rerank.run is not None:
+        raise ConfigError("rerank.run: a run is trained by itself; give it to `twinreel eval` or `twinreel search`")
     rows = training_rows(recipe)
     _check_flip_labels(recipe, rows)
     eval_rows = evaluation_rows(recipe) if evaluates(recipe) else []
@@ -162,8 +159,6 @@ def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Par
     if isinstance(task, VideoTextMatching):
         task.check(rows, "training")
     task.chance_loss(2)  # options that the loss refuses are found here
-    if recipe.rerank.run is not None:
-        raise ConfigError("rerank.run: a run is trained by itself; give it to `twinreel eval` or `twinreel search`")
     _refuse_own_negatives(recipe, task)
     caption_faults: list[Fault] = []
     if checkpoint is None:
@@ -175,12 +170,6 @@ def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Par
         description = read_model_json(checkpoint)
     preprocessing: Any = model.preprocessing
     rules = training_rules(recipe, model, rows)  # what does not go with this model is found here
-    negatives = None
-    if isinstance(task, VideoTextMatching) and task.goal == "retrieval":
-        negatives = NegativeCaptions(
-            rows, plan, rules, num_negatives=task.num_negatives, in_batch=recipe.task.negatives == "in_batch",
-            reads=partial(task.reading, model),
-        )  # fmt: skip
     view_rules(preprocessing, recipe.eval)
     if optim.layer_decay < 1 and isinstance(task, Contrastive) and not hasattr(model, "layer_groups"):
         raise ConfigError(
@@ -204,26 +193,6 @@ def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Par
     if train.activation_checkpointing:
         checkpoint_activations(model)
     whole = WholeModel(model, task)
-    groups = parameter_groups(
-        model,
-        learning_rate=optim.learning_rate,
-        learning_rates=optim.learning_rates,
-        weight_decay=optim.weight_decay,
-        norm_weight_decay=optim.norm_weight_decay,
-        decay_one_dimensional=optim.decay_one_dimensional,
-        layer_decay=optim.layer_decay,
-        extra=list(task.parameters()),
-    )
-    optimizer = build_optimizer(
-        optim.name,
-        groups,
-        betas=optim.betas,
-        eps=optim.eps,
-        momentum=optim.momentum,
-        dampening=optim.dampening,
-        nesterov=optim.nesterov,
-        eps_before_correction=optim.eps_before_correction,
-    )
     return Parts(
         rows=rows,
         rows_digest=_rows_digest(rows),
@@ -239,12 +208,50 @@ def _build(recipe: Recipe, device: torch.device, checkpoint: Path | None) -> Par
         whole=whole,
         idle=idle,
         norms=norms,
-        negatives=negatives,
+        negatives=_negatives(recipe, task, model, rows, plan, rules),
         average=None if train.ema_decay is None else WeightAverage(model, train.ema_decay),
-        optimizer=optimizer,
+        optimizer=_optimizer(recipe.optim, model, task),
         scaler=torch.amp.GradScaler(device.type, enabled=train.precision == "fp16"),
         device=device,
         description=description,
+    )
+
+
+def _negatives(
+    recipe: Recipe, task: Task, model: nn.Module, rows: Sequence[Clip], plan: Plan, rules: TrainingRules
+) -> NegativeCaptions | None:
+    if not isinstance(task, VideoTextMatching) or task.goal != "retrieval":
+        return None
+    return NegativeCaptions(
+        rows,
+        plan,
+        rules,
+        num_negatives=task.num_negatives,
+        in_batch=recipe.task.negatives == "in_batch",
+        reads=partial(task.reading, model),
+    )
+
+
+def _optimizer(optim: OptimSection, model: nn.Module, task: Task) -> torch.optim.Optimizer:
+    groups = parameter_groups(
+        model,
+        learning_rate=optim.learning_rate,
+        learning_rates=optim.learning_rates,
+        weight_decay=optim.weight_decay,
+        norm_weight_decay=optim.norm_weight_decay,
+        decay_one_dimensional=optim.decay_one_dimensional,
+        layer_decay=optim.layer_decay,
+        extra=list(task.parameters()),
+    )
+    return build_optimizer(
+        optim.name,
+        groups,
+        betas=optim.betas,
+        eps=optim.eps,
+        momentum=optim.momentum,
+        dampening=optim.dampening,
+        nesterov=optim.nesterov,
+        eps_before_correction=optim.eps_before_correction,
     )
 
 
@@ -458,116 +465,3 @@ def _check_flip_labels(recipe: Recipe, rows: Sequence[Clip]) -> None:
     wrong = [name for pair in named.items() for name in pair if name is not None and name not in there]
     if wrong:
         raise ConfigError(f"data.flip_labels: no row has the label {wrong[0]!r}{did_you_mean(wrong[0], there)}")
-
-
-def compared_clips(recipe: Recipe, parts: Parts) -> int:
-    """Clips that one loss sees: of the micro-batch in all processes, or of the global batch if negatives are cached."""
-    if recipe.train.cached_negatives:
-        return recipe.train.global_batch_size
-    return min(sum(map(len, everyone)) for everyone in parts.shares.positions)
-
-
-def num_negatives(recipe: Recipe, parts: Parts) -> int | None:
-    """Wrong captions a clip is compared with; None where none are."""
-    if parts.negatives is not None:
-        return parts.negatives.num_negatives
-    if not isinstance(parts.task, Contrastive):
-        return None
-    there = recipe.task.num_candidates * (compared_clips(recipe, parts) - recipe.data.repeated_augmentation)
-    drawn = parts.task.drawn_negatives
-    return there if drawn is None else min(there, drawn)
-
-
-def start_line(recipe: Recipe, parts: Parts, step: int) -> str:
-    """What will happen, before it happens."""
-    train = recipe.train
-    prep: Any = parts.model.preprocessing
-    shares = parts.shares
-    whole = "global batch (cached)" if train.cached_negatives else "micro-batch across processes"
-    if shares.num_micro_batches == 1:
-        whole = "global batch"
-    compared = f"{num_negatives(recipe, parts)} negative captions a clip (of the {whole})"
-    if isinstance(parts.task, ActionRecognition):
-        compared = _classes_fact(parts.task)
-    if isinstance(parts.task, VideoTextMatching):
-        compared = _matching_fact(recipe, parts)
-    base = max(group["base_learning_rate"] for group in parts.optimizer.param_groups)
-    rates = [base * factor for factor in (parts.schedule.factor(0), parts.schedule.highest)]
-    rates.append(base * parts.schedule.factor(parts.total_steps - 1))
-    landmarks = parts.schedule.landmarks()
-    own = "".join(f", {name} at {rate:g}" for name, rate in recipe.optim.learning_rates.items())
-    trained = sum(p.numel() for p in parts.parameters)
-    frozen = sum(p.numel() for p in parts.model.parameters() if not p.requires_grad)
-    left_out = len(parts.rows) % parts.plan.rows_per_batch
-    repeated = recipe.data.repeated_augmentation
-    views = f" ({repeated} views of each row)" if repeated > 1 else ""
-    sizes = sorted({len(own) for everyone in shares.positions for own in everyone}, reverse=True)
-    lines = [
-        f"rows {len(parts.rows)} (evaluated on {len(parts.eval_rows)}), missing files {len(parts.missing)}, "
-        f"{parts.plan.steps_per_epoch} steps an epoch ({left_out} rows wait for a later epoch, others each time), "
-        f"{parts.total_steps} steps in all",
-        f"global batch {train.global_batch_size} = {_counted(shares.num_processes, 'process')} x "
-        f"{_counted(shares.num_micro_batches, 'micro-batch')} x {' or '.join(map(str, sizes))} clips{views} on "
-        f"{parts.device}, {compared}, precision {train.precision}, {train.memory_format.replace('_', ' ')} layout, "
-        f"batch norm {train.batch_norm}, seed {train.seed}",
-        f"a clip is {prep.clip_words(recipe.data.clip_start)}, {prep.crop_size} x {prep.crop_size} pixels"
-        + f"; {recipe.data.num_clips} clips a video" * (recipe.data.num_clips > 1),
-        f"learning rate first {rates[0]:.3g}, highest {rates[1]:.3g}, last {rates[2]:.3g} ({recipe.optim.name}{own}, "
-        f"warm-up {parts.schedule.warmup_steps:g} steps); it belongs to the global batch and is never scaled",
-        "its curve: " + ", ".join(f"step {at + 1} {base * parts.schedule.factor(at):.3g}" for at in landmarks),
-        f"parameters {trained:,} trained, {frozen:,} frozen"
-        + (f", weights averaged (EMA {train.ema_decay:g})" if train.ema_decay is not None else "")
-        + (f"; going on from step {step}" if step else "; from step 0"),
-    ]
-    return "\n".join(lines)
-
-
-def _classes_fact(task: ActionRecognition) -> str:
-    names = ", ".join(task.classes.names[:5]) + (", ..." if len(task.classes) > 5 else "")
-    loss = getattr(task.loss, "__name__", "the loss")
-    return f"{len(task.classes)} classes ({names}), {loss}" + ", mixed with neighbors" * task.mixing.mixes
-
-
-def _matching_fact(recipe: Recipe, parts: Parts) -> str:
-    """What each video is compared with."""
-    assert isinstance(parts.task, VideoTextMatching)
-    task, pooled = parts.task, f"clips pooled by {parts.task.pooling}" * (recipe.data.num_clips > 1)
-    said = {
-        "retrieval": f"{_counted(task.num_negatives, 'wrong caption')} a video "
-        f"({'of the global batch' if recipe.task.negatives == 'in_batch' else 'of any other video'})",
-        "multiple_choice": f"{len(parts.rows[0].options)} options a video",
-        "question_answering": f"{len(task.answers)} answers",
-    }[task.goal]
-    return ", ".join(filter(None, [said, pooled]))
-
-
-def collection_notes(parts: Parts) -> list[str]:
-    """What is odd about the rows of a run: classes without a row, clips that are trained on and judged by."""
-    notes = []
-    if isinstance(parts.task, ActionRecognition):
-        absent = parts.task.classes.without_rows(parts.rows)
-        if absent:
-            first = "; do the labels begin at 1?" if absent[0] == "0" and len(absent) == 1 else ""
-            notes.append(
-                f"{len(absent)} of {len(parts.task.classes)} classes have no training row "
-                f"({', '.join(absent[:5])}{', ...' if len(absent) > 5 else ''}){first}"
-            )
-    if isinstance(parts.task, VideoTextMatching) and parts.task.goal == "question_answering":
-        known = parts.task.answer_places
-        lost = sum(not any(str(label) in known for label in row.labels) for row in parts.rows)
-        if lost:
-            notes.append(
-                f"{lost} of {len(parts.rows)} training rows have an answer that is none of the {len(known)} outputs "
-                "(model.num_classes): nothing is learned from them"
-            )
-    shared = rows_in_common(parts.rows, parts.eval_rows)
-    if shared:
-        notes.append(
-            f"{shared} of the {len(parts.eval_rows)} rows to judge by are training rows too: scores will flatter"
-        )
-    return notes
-
-
-def _counted(number: int, noun: str) -> str:
-    plural = noun + ("es" if noun.endswith(("s", "h")) else "s")
-    return f"{number} {noun if number == 1 else plural}"

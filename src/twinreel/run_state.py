@@ -9,8 +9,9 @@ from typing import Any
 from twinreel.checkpoint import load_training_state, read_weights, save_checkpoint
 from twinreel.distributed import together, world
 from twinreel.errors import CheckpointError
-from twinreel.parts import Parts, num_negatives
+from twinreel.parts import Parts
 from twinreel.recipe import Recipe
+from twinreel.start_line import num_negatives
 
 __all__ = ["State", "restore", "write_checkpoint"]
 

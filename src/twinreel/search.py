@@ -58,7 +58,8 @@ class EmbedResult:
 class Found:
     """One answer of a search; the window [start, end) in seconds.
 
-    `score` is the towers' similarity; `rerank_score` the log-odds of the matching model, None where it was not asked.
+    `score` is the towers' similarity; `rerank_score` that of the matching model, the log-odds or the logit of a match,
+    see `VideoTextMatching.scores`; None where it was not asked.
     """
 
     id: str
@@ -299,7 +300,7 @@ def _look_again(
     sentence: str,
     report: Callable[[int, int], None] | None,
 ) -> dict[int, float]:
-    """Log-odds of windows by their places: the matching model looks at these very seconds.
+    """Scores of windows by their places: the matching model looks at these very seconds.
 
     Raises:
         DataError: a video is gone or is not as it was when it was embedded, or a score is not finite.
@@ -318,7 +319,7 @@ def _look_again(
         rows, [sentence], device=pick_device(run.recipe.train.device), num_workers=data.num_workers,
         worker_start=data.worker_start, report=report,
     )  # fmt: skip
-    values = found.scores[:, 0].tolist()
+    values = torch.cat(found.scores).tolist()
     for row, value in zip(rows, values, strict=True):
         if not math.isfinite(value):
             raise DataError(f"{row.video}: {second.name} scores {value}; look at its weights")

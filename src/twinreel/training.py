@@ -46,21 +46,17 @@ from twinreel.guards import Signals, out_of_memory_ladder, repeatable_kernels, w
 from twinreel.log import Meter, RunLog, format_seconds
 from twinreel.monitors import Monitor, output_statistics
 from twinreel.parts import (
-    FEW_NEGATIVES,
     Parts,
     build_parts,
-    collection_notes,
-    compared_clips,
     for_device,
-    num_negatives,
     sample_bytes,
-    start_line,
     training_rules,
 )
 from twinreel.precise_norms import take_precise_statistics
 from twinreel.recipe import Recipe, cadence_steps
 from twinreel.run_folder import LOCK_WAIT_SECONDS, locked, open_run, refuse_held, write_run_files
 from twinreel.run_state import State, restore, write_checkpoint
+from twinreel.start_line import FEW_NEGATIVES, collection_notes, compared_clips, num_negatives, start_line
 from twinreel.tasks import ActionRecognition, Contrastive
 from twinreel.visual import write_confusion, write_grad_cam, write_histograms
 

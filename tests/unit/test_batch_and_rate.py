@@ -10,8 +10,9 @@ from twinreel import training
 from twinreel.data.plan import Shares
 from twinreel.errors import ConfigError
 from twinreel.models.training_modes import apply_batch_norm
-from twinreel.parts import build_parts, start_line
+from twinreel.parts import build_parts
 from twinreel.run_state import State
+from twinreel.start_line import start_line
 
 SIXTEEN = "data.num_videos=16"
 

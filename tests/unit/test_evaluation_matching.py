@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from matchers import PREP, Brightness, grey_rows, make_grey_videos
+from matchers import LETTERS, PREP, Brightness, Made, grey_rows, make_grey_videos
 from twinreel import losses
 from twinreel.data.clip import Caption, Clip
 from twinreel.data.dataset import ViewRules
 from twinreel.errors import ConfigError, DataError
 from twinreel.evaluation import evaluate_task, matching, pairs, score_pairs, spoken
+from twinreel.evaluation.gallery import build_gallery
 from twinreel.models.clipbert import clipbert_small
 from twinreel.models.preprocessing import Preprocessing
 from twinreel.recipe import EvalSection
@@ -188,7 +188,9 @@ def test_ranks_of_the_real_model_are_those_of_one_pair_at_a_time(textured, loss,
             assert report.metrics[f"{direction}/recall_at_1"] == pytest.approx(sum(r == 1 for r in ranks) / len(ranks))
     rules = ViewRules(preprocessing=model.preprocessing, num_clips=3)
     found = score_pairs(model, own, textured, texts, rules, device=CPU, batch_size=1)
-    assert torch.allclose(found.scores, scores, atol=2e-5) and found.num_pairs == 32 and found.num_clips == 12
+    assert (
+        torch.allclose(torch.stack(found.scores), scores, atol=2e-5) and found.num_pairs == 32 and found.num_clips == 12
+    )
 
 
 def test_only_wanted_pairs_are_compared_and_only_their_videos_seen(grey):
@@ -196,16 +198,27 @@ def test_only_wanted_pairs_are_compared_and_only_their_videos_seen(grey):
     texts = ["n0", "n1", "N1", "n4"]
     rules = ViewRules(preprocessing=PREP, num_clips=2)
     full = score_pairs(model, task(), listed, texts, rules, device=CPU, batch_size=3).scores
+    assert [own.shape for own in full] == [(4,)] * 5
     model = Brightness()
     wanted = {"v1": [0, 2, 1], "v4": [3], "v2": []}
     found = score_pairs(model, task(), listed, texts, rules, wanted=wanted, device=CPU, batch_size=3)
-    asked = torch.zeros(5, 4, dtype=torch.bool)
-    asked[1, :3] = asked[4, 3] = True
-    assert torch.equal(found.scores.isfinite(), asked) and torch.allclose(found.scores[asked], full[asked])
+    assert [len(own) for own in found.scores] == [0, 3, 0, 0, 1]
+    assert torch.allclose(found.scores[1], full[1][[0, 2, 1]]) and torch.allclose(found.scores[4], full[4][[3]])
     assert model.clips == found.num_clips == 4 and found.num_pairs == 3  # n1 and N1 are one text to the model
     assert found.valid.all() and not found.faults
     nothing = score_pairs(model, task(), listed, texts, rules, wanted={}, device=CPU, batch_size=3)
-    assert nothing.num_pairs == nothing.num_clips == 0 and nothing.scores.isnan().all()
+    assert nothing.num_pairs == nothing.num_clips == 0 and not any(map(len, nothing.scores))
+
+
+def test_memory_of_wanted_pairs_is_theirs(grey):
+    listed = [replace(row, id=f"{row.id} {i}") for i in range(250) for row in grey_rows(grey, range(4))]
+    texts = [f"n{i}" for i in range(1000)]
+    rules = ViewRules(preprocessing=PREP, num_clips=1)
+    wanted = {listed[place].id: range(place, place + 5) for place in (0, 7, 995)}
+    with Made() as made:
+        found = score_pairs(Brightness(), task(), listed, texts, rules, wanted=wanted, device=CPU, batch_size=3)
+    assert found.num_pairs == sum(map(len, found.scores)) == 15
+    assert made.largest == 1000 * LETTERS < len(listed) * len(texts)  # the word ids
 
 
 def test_an_unreadable_video_is_not_substituted(grey, tmp_path):  # ClipBERT defect 7
@@ -284,6 +297,29 @@ def test_the_validation_loss_is_that_of_the_task_with_wrong_captions_of_other_vi
     assert "of every caption beside 1 wrong, drawn once for all" in report.protocol["loss"]
 
 
+def test_wrong_captions_are_those_of_other_files(grey):
+    """Of a file only some windows may be candidates; what another window of it shows is not wrong, as in training."""
+    listed = [replace(row, id=f"{row.id} {start}", start_seconds=start, captions=(Caption(text=f"{letter} n{i}"),))
+              for i, row in enumerate(grey_rows(grey, (0, 6))) for letter, start in (("a", 0.0), ("b", 0.5))]  # fmt: skip
+    section = EvalSection()
+    gallery = build_gallery(listed, merge_equal_captions=section.merge_equal_captions)
+    wrong_of = matching._WrongCaptions(gallery, 1)
+    drawn = {query: wrong_of(query, query)[0] for query in range(4)}
+    assert all(query // 2 != wrong // 2 for query, wrong in drawn.items())
+    assert judge(Brightness(), listed, num_clips=1).protocol["loss"].startswith("of every caption beside 1 wrong")
+    assert "left out: too few videos" in judge(Brightness(), listed[:2], num_clips=1).protocol["loss"]
+
+
+def test_the_protocol_says_what_scores_are_comparable(grey):
+    listed = grey_rows(grey, range(3))
+    for loss in ("match_cross_entropy", "match_hinge"):
+        own = task(loss)
+        said = judge(Brightness(num_outputs=own.num_outputs), listed, own).protocol
+        assert "trained" not in said
+    said = judge(Brightness(num_outputs=1), listed, task("choice_cross_entropy")).to_table()
+    assert "trained: to compare texts of one video: scores of different videos have no common zero" in said
+
+
 def test_the_validation_loss_is_left_out_where_there_is_no_wrong_caption(grey):
     # ClipBERT defect 16: with a single video the search for a negative never ended
     for listed in (grey_rows(grey, (3,)), grey_rows(grey, (2, 3), lambda i: ["n3"])):
@@ -291,34 +327,23 @@ def test_the_validation_loss_is_left_out_where_there_is_no_wrong_caption(grey):
         assert "loss" not in report.metrics and "left out: too few videos" in report.protocol["loss"]
 
 
-class Largest(TorchDispatchMode):
-    """The largest tensor that any operation has made."""
-
-    def __init__(self):
-        super().__init__()
-        self.numbers = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        for tensor in made if isinstance(made, list | tuple) else (made,):
-            if isinstance(tensor, torch.Tensor):
-                self.numbers = max(self.numbers, tensor.numel())
-        return made
-
-
 def test_memory_does_not_grow_with_the_number_of_pairs(textured):  # ClipBERT defect 12
     texts = [f"{a} {b} {c}" for a in "abcdefgh" for b in "abcdefgh" for c in "abcdefgh"]
     model, own = small_model(texts), task()
     rules = ViewRules(preprocessing=model.preprocessing, num_clips=1)
-    largest = []
-    for listed, number in ((textured[:2], 16), (textured, 16), (textured, 128)):
+    made = []
+    more = [replace(row, id=f"{row.id} {i}") for i in range(4) for row in textured]
+    for listed, number in ((more[:6], 16), (more, 16), (more[:6], 128)):
         tokens, scores = model.tokenize(texts[:number]), torch.zeros(len(listed), number)
         rows = scores.unbind()
-        with Largest() as mode:
-            pairs.compare_pairs(model, listed, rules, tokens, own.scores, rows, device=CPU, batch_size=16)
-        largest.append(mode.numbers)
+        with Made() as mode:
+            pairs.compare_pairs(model, listed, rules, tokens, own.scores, rows, device=CPU, batch_size=2)
+        made.append(mode)
         assert bool((scores != 0).all())
-    assert len(set(largest)) == 1, largest
+    assert len({mode.largest for mode in made}) == 1
+    few, videos, captions = (mode.most for mode in made)
+    print(few, videos, captions)
+    assert max(videos, captions) <= 1.01 * few, (few, videos, captions)
 
 
 def test_ranks_are_computed_block_by_block(grey, monkeypatch):
@@ -334,7 +359,7 @@ def test_progress_counts_pairs_to_the_end(grey, monkeypatch, tmp_path):
     listed = [*grey_rows(grey, range(4)), broken]
     judge(Brightness(), listed, report=lambda *numbers: seen.append(numbers), allow_missing=True, batch_size=2)
     done = [number for number, _ in seen]
-    assert done == sorted(done) and seen[-1] == (25, 25) and len(done) > 4 and {total for _, total in seen} == {25}
+    assert done == sorted(set(done)) and seen[-1] == (25, 25) and len(done) > 4 and {total for _, total in seen} == {25}
     now = iter([100.0, 110.0, 140.0])
     monkeypatch.setattr("twinreel.evaluation.report.time.monotonic", lambda: next(now))
     report = spoken(task(), lambda words, last: said.append((words, last)))

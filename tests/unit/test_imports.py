@@ -25,6 +25,7 @@ ROOMS = [
     {"assembly", "guards", "monitors", "run_folder"},
     {"evaluation"},
     {"parts", "recognition", "search"},
+    {"start_line"},
     {"gradients", "grad_cam", "imported_run", "prediction", "run_state"},
     {"audit", "precise_norms", "visual"},
     {"training"},

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from matchers import Made
 from twinreel import losses, metrics
 from twinreel.data.clip import Caption, Clip
 from twinreel.errors import CheckpointError, ConfigError, DataError
 from twinreel.evaluation import evaluate_retrieval
+from twinreel.evaluation.gallery import Gallery
 from twinreel.evaluation.rerank import SecondStage, first_stage, load_second_stage
 from twinreel.models.preprocessing import Preprocessing
 from twinreel.recipe import EvalSection
@@ -128,9 +130,10 @@ class Towers(nn.Module):
 class Matcher(nn.Module):
     """Log-odds fall with the distance of brightness and number; counts what it is asked."""
 
-    def __init__(self, spoiled=False):
+    def __init__(self, spoiled=False, num_outputs=2):
         super().__init__()
         self.preprocessing = PREP.replace(num_frames=1)
+        self.num_outputs = num_outputs
         self.weight = nn.Parameter(torch.zeros(1))
         self.spoiled, self.clips, self.pairs = spoiled, 0, 0
 
@@ -141,7 +144,8 @@ class Matcher(nn.Module):
     def match(self, grid, tokens):
         self.pairs += tokens.shape[0] * tokens.shape[1]
         fit = -10 * (grid - tokens[..., 0] / 100 / N).abs()
-        return torch.stack([-fit, fit * float("nan") if self.spoiled else fit], -1) + self.weight
+        logits = torch.stack([-fit, fit * float("nan") if self.spoiled else fit], -1) + self.weight
+        return logits[..., -self.num_outputs :]
 
     def tokenize(self, captions, max_tokens=None):
         return torch.tensor([[round(100 * number(text))] for text in captions])
@@ -174,8 +178,8 @@ def towers_task():
     return Contrastive(loss=losses.milnce, loss_options={"normalize": True, "temperature": 0.1})
 
 
-def second_stage(matcher, k, directions=("text_to_video",), num_clips=2, batch_size=8):
-    task = VideoTextMatching(loss=losses.match_cross_entropy)
+def second_stage(matcher, k, directions=("text_to_video",), num_clips=2, batch_size=8, loss="match_cross_entropy"):
+    task = VideoTextMatching(loss=losses.LOSSES[loss])
     recipe = SimpleNamespace(eval=EvalSection(num_clips=num_clips, batch_size=batch_size))
     run = SimpleNamespace(folder=Path("matching"), checkpoint=Path("best"), model=matcher, task=task, recipe=recipe)
     return SecondStage(run=run, k=k, directions=directions, section=recipe.eval)
@@ -196,7 +200,7 @@ def test_both_rows_are_reported_and_the_first_is_that_of_the_towers_alone(grey):
     assert not any(name.startswith("video_to_text") for name in report.metrics)
     table = report.to_table()
     for words in ("text to video ", "first stage, text to video ", "first stage, video to text ", "chance, ",
-                  "second stage: the first 4 again by matching/best, log-odds",
+                  "second stage: the first 4 again by matching/best, log-odds of a match; the others",
                   "among the first 4 for 100.0 % of the queries", f"second stage pairs: {4 * N} of {N * N}\n",
                   "second stage windows: 2 a video, uniform, logits pooled by lse", "second stage frames: 1 at 5",
                   "windows: 2 a video, uniform, embeddings averaged", "ties: count against"):  # fmt: skip
@@ -212,8 +216,9 @@ def test_all_candidates_are_the_full_cross_exactly(grey, directions):
     matcher = Matcher()
     report = judge(listed, second_stage(matcher, 1000, directions))
     every = second_stage(Matcher(), 1).score(listed, [c.text for row in listed for c in row.captions], device=CPU)
-    sides = {"text_to_video": (every.scores.T, [[q // 3] for q in range(3 * N)]),
-             "video_to_text": (every.scores, [[3 * v, 3 * v + 1, 3 * v + 2] for v in range(N)])}  # fmt: skip
+    scores = torch.stack(every.scores)
+    sides = {"text_to_video": (scores.T, [[q // 3] for q in range(3 * N)]),
+             "video_to_text": (scores, [[3 * v, 3 * v + 1, 3 * v + 2] for v in range(N)])}  # fmt: skip
     for name in directions:
         ranks = metrics.retrieval_ranks(*sides[name])
         expected = metrics.retrieval_metrics(ranks, num_candidates=sides[name][0].shape[1])
@@ -255,6 +260,42 @@ def test_differences_below_any_rounding_count():
     near = torch.tensor([[20.0, 20.000002, 20.0]])  # log-odds; all three are a probability of 1.0000
     places = near.gather(1, stage.candidates)
     assert metrics.reranked_ranks(stage, places, [[1]]).tolist() == [1.0]
+
+
+def test_memory_holds_the_pairs_that_are_judged_and_no_matrix(grey):  # ClipBERT defect 12
+    texts = [f"n{i % N}.{i}" for i in range(4000)]
+    gallery = Gallery(candidates=rows(grey), queries=texts, positives=[[i % N] for i in range(4000)])
+    model, directions = Towers(1.6), ("text_to_video", "video_to_text")
+    texts, videos = model.encode_text(texts), model._at(torch.arange(N) / N * 1.5)
+    matcher = Matcher()
+    second = second_stage(matcher, 2, directions, num_clips=1)
+    with Made() as made:
+        second.rerank(towers_task(), gallery, texts, videos, device=CPU)
+    assert 2 * 4000 <= matcher.pairs <= 2 * (4000 + N)
+    assert made.largest <= 4 * 4000 < N * 4000
+
+
+def test_nothing_is_compared_in_vain(grey, tmp_path):
+    (tmp_path / "broken.mp4").write_bytes(b"no video")
+    listed = rows(grey)
+    listed.insert(2, Clip(id="broken", video=str(tmp_path / "broken.mp4")))
+    for wanted, before in ((None, 2 * 3), ({row.id: [2, 0] for row in listed}, 2 * 2)):
+        matcher = Matcher()
+        with pytest.raises(DataError, match=r"1 of 13 videos cannot be read by the second stage.*broken\.mp4"):
+            second_stage(matcher, 1, num_clips=1, batch_size=1).score(listed, ["n0", "n1", "n2"], wanted, device=CPU)
+        assert matcher.pairs == before  # of the two rows before it
+
+
+def test_the_protocol_says_how_many_there_are_and_what_their_scores_mean(grey):
+    both = ("text_to_video", "video_to_text")
+    said = judge(rows(grey, captions=3), second_stage(Matcher(), 20, both)).protocol
+    assert "the first 12 (text to video) and 20 (video to text) again by matching/best" in said["second_stage"]
+    assert "second_stage_trained" not in said
+    for loss in ("match_hinge", "choice_cross_entropy"):
+        said = judge(rows(grey), second_stage(Matcher(num_outputs=1), 50, both, loss=loss)).protocol
+        words = "the first 12 again by matching/best, logit of a match; the others stay behind them in their order"
+        assert said["second_stage"] == words
+    assert said["second_stage_trained"].startswith("to compare texts of one video: scores of different videos have no")
 
 
 def test_equal_captions_tie_in_both_stages(grey):

@@ -20,8 +20,9 @@ from twinreel.errors import CheckpointError, ConfigError, DataError, TrainingErr
 from twinreel.evaluation import evaluate
 from twinreel.gradients import global_gradient
 from twinreel.models import create_model
-from twinreel.parts import build_parts, start_line, training_rules
+from twinreel.parts import build_parts, training_rules
 from twinreel.recipe import load_recipe
+from twinreel.start_line import start_line
 from twinreel.tasks import Contrastive, WholeModel
 from twinreel.training import train
 

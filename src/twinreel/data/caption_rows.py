@@ -34,13 +34,17 @@ def caption_rows(rows: Iterable[Clip]) -> list[Clip]:
 def paragraph_rows(rows: Iterable[Clip]) -> list[Clip]:
     """The captions of each row as one, about all of it: in order of time, those without a time as they are listed.
 
-    DiDeMo's and ActivityNet's are judged so: every sentence of a video, with single spaces between them.
+    DiDeMo's and ActivityNet's are judged so: every sentence of a video, with single spaces between them. A row with
+    options and no captions has nothing to join and stays as it is: a model of paragraphs can be judged by choices.
 
     Raises:
-        DataError: a row has no caption with text, or a caption file cannot be used.
+        DataError: a row without options has no caption with text, or a caption file cannot be used.
     """
     paragraphs = []
     for row in rows:
+        if row.options and not row.captions and row.caption_file is None:
+            paragraphs.append(row)
+            continue
         ordered = sorted(_spoken(row), key=lambda caption: caption.start_seconds or 0.0)
         text = " ".join(caption.text.strip() for caption in ordered)
         paragraphs.append(replace(row, captions=(Caption(text=text),), caption_file=None))

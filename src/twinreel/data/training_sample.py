@@ -40,7 +40,7 @@ class TrainingRules:
     """How a training sample is drawn; a picklable function of (row, epoch).
 
     `num_clips` clips of the row come one behind the other, frames (num_clips * T, S, S, 3): by `clip_start=random` and
-    `segments` each is drawn by itself, by `center` and `start` several are spread over the window as in evaluation.
+    `segments` each is drawn by itself, by `center` several are spread over the window as in evaluation.
 
     With `views_per_decode` above 1 it returns a list of so many samples of the row: the same frames and captions,
     cropped and mirrored anew; the first is what a single one would be. With `num_candidates` 0 captions are not read.
@@ -69,10 +69,11 @@ class TrainingRules:
         flip_partners(self.flip_labels)
         if self.num_clips < 1:
             raise ConfigError(f"data.num_clips={self.num_clips}: a sample has at least 1 clip")
-        if self.num_clips > 1 and self.clip_start == "uniform":
+        if self.num_clips > 1 and self.clip_start in ("uniform", "start"):
             raise ConfigError(
-                f"data.num_clips={self.num_clips} with data.clip_start=uniform: every clip would show the same frames; "
-                "set data.clip_start=random, or more model.preprocessing.num_frames"
+                f"data.num_clips={self.num_clips} with data.clip_start={self.clip_start}: every clip would show the "
+                "same frames; set data.clip_start=random (center: spread evenly), or more "
+                "model.preprocessing.num_frames in one clip"
             )
         if (self.crop == "pad") != (self.preprocessing.fit == "pad"):
             raise ConfigError(
@@ -119,7 +120,7 @@ def read_training_views(row: Clip, epoch: int, rules: TrainingRules) -> list[Sam
     with open_video(row.video) as reader:
         start, end = window_in_video(row.video, window, reader.info.duration_seconds)
         cuts = [_training_cut(rng("crop", view), reader.info.height, reader.info.width, rules) for view in views]
-        if rules.num_clips > 1 and rules.clip_start in ("center", "start"):
+        if rules.num_clips > 1 and rules.clip_start == "center":
             chosen = evaluation_times(reader, start, end, prep, rules.num_clips)
         else:
             drawn = [rng("start", clip) for clip in range(rules.num_clips)]
@@ -174,11 +175,17 @@ def draw_captions(row: Clip, rules: TrainingRules, rng: np.random.Generator) -> 
     Captions with times of their own (a narration): one is drawn, its window (widened to `min_window_seconds`) is the
     clip's, and the K - 1 captions nearest in time join it; where the track has fewer than K, the founding code
     repeats captions: here the repeats are masked. Captions of the whole row: K of them are drawn, without repeating.
+    Options can be chosen from without a question: a row with options and no captions has K empty ones, none real.
+
+    Raises:
+        DataError: a row without options has no captions, or a caption file cannot be used.
     """
     k = rules.num_candidates
     captions = row_captions(row)
+    if not captions and row.options:
+        return [""] * k, [False] * k, (row.start_seconds, row.end_seconds)
     if not captions:
-        raise DataError(f"{row.id}: no caption; a contrastive task needs a caption, captions or caption_file")
+        raise DataError(f"{row.id}: no caption or question; give it a caption, captions, caption_file or question")
     if all(caption.start_seconds is not None for caption in captions):
         return _draw_narration(captions, rules, rng)
     chosen = [captions[i].text for i in rng.permutation(len(captions))[:k]]

@@ -115,7 +115,7 @@ def judge_choices(
 
 def _scores_fact(task: VideoTextMatching) -> str:
     if task.goal == "retrieval":
-        return "of each option as a caption, by a run trained for retrieval; log-odds of a match"
+        return f"of each option as a caption, by a run trained for retrieval; {task.score_words}"
     return "of each option, by a run trained for choices; logits"
 
 

@@ -195,13 +195,14 @@ def _validation_loss(task: VideoTextMatching, gallery: Gallery, scores: Tensor, 
 
     A loss sees logits pooled over clips only by their difference (of two outputs) or as they are (of one), so that one
     clip with logits (0, log-odds) stands for all. Wrong captions are drawn as in training, uniformly over the other
-    videos, but keyed by video and caption alone: every evaluation has the same ones, so that losses can be compared.
+    videos (a file is one, whatever windows of it are candidates), but keyed by video and caption alone: every
+    evaluation has the same ones, so that losses can be compared.
     """
-    captions_of = gallery.sides["video_to_text"].positives
+    wrong_of = _WrongCaptions(gallery, task.num_negatives)
     videos, texts = [], []
     for query, right in enumerate(gallery.positives):
         for video in right:
-            wrong = _wrong_captions(task.num_negatives, gallery, captions_of, video, query)
+            wrong = wrong_of(video, query)
             if wrong is None:
                 return None
             videos.append(video)
@@ -213,20 +214,33 @@ def _validation_loss(task: VideoTextMatching, gallery: Gallery, scores: Tensor, 
     return float(task.share((logits[:, None],), MatchFacts(everyone, everyone, targets)))
 
 
-def _wrong_captions(
-    number: int, gallery: Gallery, captions_of: Sequence[Sequence[int]], video: int, query: int
-) -> list[int] | None:
-    """Queries that are captions of other videos, and that this one has not; None if so many are hard to find."""
-    own = {gallery.queries[mine] for mine in captions_of[video]}
-    rng = keyed_rng("validation negatives", gallery.candidates[video].id, gallery.queries[query])
-    found: list[int] = []
-    for other in _others(rng, len(captions_of), video, number):
-        caption = captions_of[other][int(rng.integers(len(captions_of[other])))]
-        if gallery.queries[caption] not in own:
-            found.append(caption)
-        if len(found) == number:
-            return found
-    return None
+class _WrongCaptions:
+    """Draws queries that are captions of other video files, and that no window of its own file has."""
+
+    def __init__(self, gallery: Gallery, number: int) -> None:
+        self.gallery = gallery
+        self.number = number
+        files: dict[str, list[int]] = {}
+        for row, captions in zip(gallery.candidates, gallery.sides["video_to_text"].positives, strict=True):
+            files.setdefault(row.video, []).extend(captions)
+        self.captions_of = list(files.values())
+        self.texts_of = [{gallery.queries[caption] for caption in captions} for captions in self.captions_of]
+        self.place = {name: place for place, name in enumerate(files)}
+
+    def __call__(self, video: int, query: int) -> list[int] | None:
+        """So many for a caption of a candidate; None if they are hard to find."""
+        row, queries = self.gallery.candidates[video], self.gallery.queries
+        place = self.place[row.video]
+        rng = keyed_rng("validation negatives", row.id, queries[query])
+        found: list[int] = []
+        for other in _others(rng, len(self.captions_of), place, self.number):
+            captions = self.captions_of[other]
+            caption = captions[int(rng.integers(len(captions)))]
+            if queries[caption] not in self.texts_of[place]:
+                found.append(caption)
+            if len(found) == self.number:
+                return found
+        return None
 
 
 def _others(rng: np.random.Generator, num_videos: int, video: int, number: int) -> list[int]:
@@ -241,12 +255,13 @@ def _protocol(
     expected, readable = len(compared.valid), int(compared.valid.sum())
     same = len(set(table.place)) - len(table.tokens)
     pairs = f"{compared.num_pairs} = {readable} videos x {len(table.tokens)} texts, each once"
+    trained = {} if task.one_video is None else {"trained": task.one_video}
     return {
         "queries": len(gallery.queries),
         "candidates": len(gallery.candidates),
         "pairs": pairs + (f" ({same} texts are to the model the same as another)" if same else ""),
         "evaluated": f"{readable}/{expected} videos",
-        "similarity": "log-odds of a match, not rounded" if task.num_outputs == 2 else "logit of a match, not rounded",
+        "similarity": f"{task.score_words}, not rounded",
         "ties": "count against the model",
         "equal_captions": "one query, several right videos" if section.merge_equal_captions else "separate queries",
-    }
+    } | trained

@@ -9,6 +9,7 @@ bit.
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -94,12 +95,13 @@ class Compared(NamedTuple):
 
 
 class PairScores(NamedTuple):
-    """Log-odds of rows and texts, `scores` float32 (rows, texts) on the CPU, and what it took, as `Compared` says it.
+    """Scores of rows and texts, see `VideoTextMatching.scores`, and what it took, as `Compared` says it.
 
-    A score is NaN where nothing was asked, or where the row could not be read.
+    `scores` holds for each row a float32 tensor on the CPU, (its texts,): all of them or those that were wanted, in the
+    order in which they were given; NaN where the row could not be read.
     """
 
-    scores: Tensor
+    scores: list[Tensor]
     valid: Tensor
     faults: list[Fault]
     repeated_frames: int
@@ -181,8 +183,9 @@ def compare_pairs(
             for (row, span), values in zip(pieces, found, strict=True):
                 results[row][span] = values
             count.pairs += texts.numel()
-            if report is not None:
-                report(min((count.pairs + count.passed) * size, total), total)
+            done = (count.pairs + count.passed) * size
+            if report is not None and done < total:  # the end is said once, when all processes are there
+                report(done, total)
 
     seen = view_blocks(
         rows, rules, look, take, device=device, batch_size=clips_at_once, num_workers=num_workers,
@@ -290,9 +293,12 @@ def score_pairs(
     num_workers: int = 0,
     worker_start: WorkerStart = "auto",
     transform: Callable[[Batch], Batch] | None = None,
+    allow_missing: bool = True,
     report: Callable[[int, int], None] | None = None,
 ) -> PairScores:
     """How well texts fit videos, for all pairs or for those that are wanted; in every process that of all processes.
+
+    Memory holds a number a pair that is compared, and nothing of the others.
 
     Args:
         model: a `models.matcher.Matcher` in eval mode, on the device.
@@ -307,28 +313,29 @@ def score_pairs(
         num_workers: reader processes.
         worker_start: how they are started.
         transform: changes a batch before it reaches the model.
+        allow_missing: False: compare nothing more once a row could not be read, as in `compare_pairs`.
         report: called with (pairs done, pairs in all).
     """
     table, read = TextTable.of(model, texts), partial(log_odds, task)
     columns = table.places(texts)
     options: dict[str, Any] = {
         "device": device, "batch_size": batch_size, "num_workers": num_workers, "worker_start": worker_start,
-        "transform": transform, "report": report,
+        "transform": transform, "allow_missing": allow_missing, "report": report,
     }  # fmt: skip
     if wanted is None:
         values = torch.full((len(rows), len(table.tokens)), torch.nan)
         compared = compare_pairs(model, rows, rules, table.tokens, read, values.unbind(), **options)
-        return PairScores(values if len(table.tokens) == len(texts) else values[:, columns], *compared)
+        values = values if len(table.tokens) == len(texts) else values[:, columns]
+        return PairScores(list(values.unbind()), *compared)
     asked = [place for place, row in enumerate(rows) if wanted.get(row.id)]
-    lists = [list(dict.fromkeys(columns[text] for text in wanted[rows[place].id])) for place in asked]
+    lists = [array("q", dict.fromkeys(columns[text] for text in wanted[rows[place].id])) for place in asked]
     found = [torch.full((len(own),), torch.nan) for own in lists]
     compared = compare_pairs(
         model, [rows[place] for place in asked], rules, table.tokens, read, found, wanted=lists, **options
     )
-    values, valid = torch.full((len(rows), len(texts)), torch.nan), torch.ones(len(rows), dtype=torch.bool)
-    for place, own, scores, readable in zip(asked, lists, found, compared.valid.tolist(), strict=True):
-        at = dict(zip(own, scores.tolist(), strict=True))
-        positions = list(wanted[rows[place].id])
-        values[place, positions] = torch.tensor([at[columns[text]] for text in positions])
+    scores, valid = [torch.empty(0)] * len(rows), torch.ones(len(rows), dtype=torch.bool)
+    for place, own, values, readable in zip(asked, lists, found, compared.valid.tolist(), strict=True):
+        at = {text: number for number, text in enumerate(own)}
+        scores[place] = values[[at[columns[text]] for text in wanted[rows[place].id]]]
         valid[place] = readable
-    return PairScores(values, *compared._replace(valid=valid))
+    return PairScores(scores, *compared._replace(valid=valid))

@@ -6,6 +6,7 @@ with its own preprocessing and windows. Every process gets the same results; the
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,7 +101,7 @@ class SecondStage:
         worker_start: WorkerStart = "auto",
         report: Callable[[int, int], None] | None = None,
     ) -> PairScores:
-        """Log-odds of pairs of rows and texts, as `score_pairs` gives them.
+        """Scores of pairs of rows and texts, as `score_pairs` gives them.
 
         Raises:
             DataError: a row cannot be read.
@@ -108,7 +109,8 @@ class SecondStage:
         self.run.model.to(device)
         found = score_pairs(
             self.run.model, self.task, rows, texts, self.rules, wanted=wanted, device=device,
-            batch_size=self.section.batch_size, num_workers=num_workers, worker_start=worker_start, report=report,
+            batch_size=self.section.batch_size, num_workers=num_workers, worker_start=worker_start,
+            allow_missing=False, report=report,
         )  # fmt: skip
         with together():
             if found.faults:
@@ -149,15 +151,13 @@ class SecondStage:
         first = on_main(
             lambda: {name: first_stage(task, name, side, texts, videos, self.k) for name, side in sides.items()}
         )
-        wanted = _wanted(gallery, first)
+        pairs = _pairs(first, len(gallery.queries))
+        wanted = _wanted(gallery, pairs)
         found = self.score(
             gallery.candidates, gallery.queries, wanted, device=device, num_workers=num_workers,
             worker_start=worker_start, report=report if self.say is None else spoken(self.task, self.say),
         )  # fmt: skip
-        ranks = on_main(
-            lambda: {name: rerank(first[name], _of_first(name, found.scores, first[name]), sides[name])
-                     for name in sides}
-        )  # fmt: skip
+        ranks = on_main(lambda: _ranks(first, sides, pairs, torch.cat(found.scores), len(gallery.queries)))
         values: dict[str, float] = {}
         for name, side in sides.items():
             values |= retrieval_scores(name, ranks[name], side)
@@ -168,12 +168,16 @@ class SecondStage:
         self, gallery: Gallery, first: Mapping[str, FirstStage], found: PairScores, num_videos: int
     ) -> dict[str, Any]:
         rules, within = self.rules, []
+        judged: dict[int, list[str]] = {}
         for name, stage in first.items():
-            k = stage.candidates.shape[1]
+            direction, k = name.replace("_", " "), stage.candidates.shape[1]
             share = float((stage.ranks <= k).double().mean())
-            within.append(f"{name.replace('_', ' ')} among the first {k} for {100 * share:.1f} % of the queries")
+            within.append(f"{direction} among the first {k} for {100 * share:.1f} % of the queries")
+            judged.setdefault(k, []).append(direction)
+        each = [str(k) if len(judged) == 1 else f"{k} ({', '.join(names)})" for k, names in judged.items()]
         values = {
-            "": f"the first {self.k} again by {self.name}, log-odds; the others stay behind them in their order",
+            "": f"the first {' and '.join(each)} again by {self.name}, {self.task.score_words}; the others stay behind "
+            "them in their order",
             "within_reach": "the right answer is, " + "; ".join(within),
             "pairs": f"{found.num_pairs} of {len(gallery.queries) * len(gallery.candidates)}",
             "seconds": f"{found.seconds:.1f}",
@@ -183,6 +187,8 @@ class SecondStage:
             "repeated_frames": f"{found.repeated_frames} of {found.num_clips * rules.preprocessing.num_frames}",
             "crop": rules.framing,
         }
+        if self.task.one_video is not None:
+            values["trained"] = self.task.one_video
         return {f"second_stage_{name}".rstrip("_"): value for name, value in values.items()}
 
 
@@ -267,18 +273,35 @@ def rerank(first: FirstStage, scores: Tensor, side: Side) -> Tensor:
     )
 
 
-def _wanted(gallery: Gallery, first: Mapping[str, FirstStage]) -> dict[str, list[int]]:
-    """By candidate id, the positions of the queries that it is compared with in any direction."""
-    wanted: dict[str, set[int]] = {}
+def _pairs(first: Mapping[str, FirstStage], num_texts: int) -> Tensor:
+    """The pairs that are judged in any direction, each once: video * num_texts + text, int64 (P,), rising."""
+    return torch.unique(torch.cat([_numbers(name, stage, num_texts).flatten() for name, stage in first.items()]))
+
+
+def _numbers(direction: str, first: FirstStage, num_texts: int) -> Tensor:
+    """The number of the pair of each query and its first candidates, int64 (Q, k), as `_pairs` counts."""
+    queries = torch.arange(len(first.candidates))[:, None].expand_as(first.candidates)
+    videos, texts = (first.candidates, queries) if direction == "text_to_video" else (queries, first.candidates)
+    return torch.add(texts, videos, alpha=num_texts)
+
+
+def _wanted(gallery: Gallery, pairs: Tensor) -> dict[str, Sequence[int]]:
+    """By candidate id, the positions of the queries that it is compared with, rising."""
+    num_texts = len(gallery.queries)
+    videos, counts = torch.unique_consecutive(pairs // num_texts, return_counts=True)
+    texts = torch.split(pairs % num_texts, counts.tolist())
+    return {
+        gallery.candidates[video].id: array("q", own.tolist())
+        for video, own in zip(videos.tolist(), texts, strict=True)
+    }
+
+
+def _ranks(
+    first: Mapping[str, FirstStage], sides: Mapping[str, Side], pairs: Tensor, scores: Tensor, num_texts: int
+) -> dict[str, Tensor]:
+    """Ranks of each direction, from the scores (P,) of `pairs`."""
+    found = {}
     for name, stage in first.items():
-        for query, candidates in enumerate(stage.candidates.tolist()):
-            for candidate in candidates:
-                video, text = (candidate, query) if name == "text_to_video" else (query, candidate)
-                wanted.setdefault(gallery.candidates[video].id, set()).add(text)
-    return {name: sorted(texts) for name, texts in wanted.items()}
-
-
-def _of_first(direction: str, scores: Tensor, first: FirstStage) -> Tensor:
-    """Scores (Q, k) of the first candidates of each query, from scores (videos, texts)."""
-    queries = torch.arange(len(first.candidates))[:, None]
-    return scores[first.candidates, queries] if direction == "text_to_video" else scores[queries, first.candidates]
+        places = torch.searchsorted(pairs, _numbers(name, stage, num_texts))
+        found[name] = rerank(stage, scores[places], sides[name])
+    return found

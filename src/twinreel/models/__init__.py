@@ -85,7 +85,10 @@ MATCHERS: dict[str, Callable[..., nn.Module]] = {
 }
 MODELS: dict[str, Callable[..., nn.Module]] = {**CLASSIFIERS, **MATCHERS, **TOWERS}
 
-BACKBONE_OPTIONS = ("non_local",)  # those of an imported file that change what its backbone computes
+# Options that a file states of its model: those that change what its backbone computes, and those that only a user
+# gives, who then runs that code, or has those heads.
+BACKBONE_OPTIONS = ("non_local", "grid_pool", "cnn_blocks", "cnn_width", "cnn_norm")
+NOT_TAKEN = ("image_tower", "pretraining_heads")
 GIVEN = ("vocabulary", "preprocessing", "num_classes", "num_outputs")  # not options: create_model passes them itself
 
 _log = logging.getLogger(__name__)
@@ -105,8 +108,8 @@ def create_model(
     """A model by name, in eval mode, on the CPU: two towers, a classifier, or a cross-modal model.
 
     Sizes (embedding_size, the word table, space_to_depth, ...) are read from the weights where they are given. Of a
-    file that `twinreel import` wrote for this model, so are options and preprocessing that are not given; the options
-    are in its attribute `imported_options`.
+    file that `twinreel import` wrote for this model, and of a cross-modal model's checkpoint with its `model.json`, so
+    are options and preprocessing that are not given; the options are in its attribute `imported_options`.
 
     Args:
         name: a name of `MODELS`, or `package.module:function` for a user's own builder. That one is called with the
@@ -135,7 +138,8 @@ def create_model(
     taken = None
     if weights is not None:
         taken = weights if isinstance(weights, Weights) else read_weights(weights)
-        _take_sizes(name, builder, arguments, taken, weights_scope)
+        # Whoever passes what was read states all that it takes: a run's own checkpoint is loaded so.
+        _take_sizes(name, builder, arguments, taken, weights_scope, warn=not isinstance(weights, Weights))
         preprocessing = _take_description(name, builder, arguments, taken, weights_scope, preprocessing)
     takes = inspect.signature(builder).parameters
     if vocabulary is not None and "vocabulary" in takes:
@@ -279,6 +283,9 @@ def _take_description(
     """Fill in options that an imported file states and that are not given; its preprocessing, with what is given.
 
     A founding file that holds its configuration states how it reads videos, no options.
+
+    Raises:
+        ConfigError: the checkpoint is of a model with a user's image tower, which is not given.
     """
     if weights.model is None:
         if weights.config is None or isinstance(preprocessing, Preprocessing):
@@ -291,11 +298,17 @@ def _take_description(
             stated = {key: value for key, value in stated.items() if not key.startswith("frame_")}
         return stated | given
     if weights.model != name:
-        _log.warning("%s was imported as %s; here it starts a %s", weights.source, weights.model, name)
+        verb = "was imported as" if weights.described_inside else "is of a run of"
+        _log.warning("%s %s %s; here it starts a %s", weights.source, verb, weights.model, name)
         return preprocessing
+    tower = weights.options.get("image_tower")
+    if tower is not None and arguments.get("image_tower") is None:
+        raise ConfigError(
+            f"model {name}, weights {weights.source}: their CNN is a user's image tower; set model.image_tower={tower}"
+        )
     takes = inspect.signature(builder).parameters
     for key, value in weights.options.items():
-        if key in takes and (scope == "all" or key in BACKBONE_OPTIONS):
+        if key in takes and key not in NOT_TAKEN and (scope == "all" or key in BACKBONE_OPTIONS):
             arguments.setdefault(key, value)
     if isinstance(preprocessing, Preprocessing):
         return preprocessing
@@ -303,9 +316,9 @@ def _take_description(
 
 
 def _take_sizes(
-    name: str, builder: Callable[..., Any], arguments: dict[str, Any], weights: Weights, scope: Scope
+    name: str, builder: Callable[..., Any], arguments: dict[str, Any], weights: Weights, scope: Scope, *, warn: bool
 ) -> None:
-    """Fill in what the weights state, and refuse what contradicts them."""
+    """Fill in what the weights state, and refuse what contradicts them; say what nothing states, if that is wanted."""
     takes = inspect.signature(builder).parameters
     problems = []
     for key, size in {**sizes_of(weights.tensors, scope=scope), **weights.architecture}.items():
@@ -314,10 +327,8 @@ def _take_sizes(
         if arguments.get(key) is not None and arguments[key] != size:
             problems.append(f"{key} is {size} in the weights, but {arguments[key]} was asked for")
         arguments[key] = size
-    assumed = assumed_heads(builder, arguments) if weights.layout == "clipbert" and weights.model != name else {}
-    if assumed:
-        _log.warning("%s does not say how many attention heads it has; taken: %s", weights.source, assumed["num_heads"])
-        arguments.update(assumed)
+    if "num_heads" in takes and arguments.get("hidden_size") is not None and weights.model != name:
+        _take_heads(builder, arguments, weights, warn)
     if problems:
         raise ConfigError(
             f"model {name}, weights {weights.source}: {'; '.join(problems)}; set these options to what the "
@@ -328,3 +339,22 @@ def _take_sizes(
         given = arguments.pop("word_vectors", None) is not None
         if (given or weights.layout == "howto100m") and arguments.get("train_word_vectors") is None:
             arguments["train_word_vectors"] = False
+
+
+def _take_heads(builder: Callable[..., Any], arguments: dict[str, Any], weights: Weights, warn: bool) -> None:
+    """Fill in how many heads of attention BERT has where nothing says it: the model's own number, or 64 numbers each.
+
+    Of a founding file with the size and the heads of the model, 64 numbers each, nothing is to be said.
+    """
+    if arguments.get("num_heads") is not None:
+        return
+    assumed = assumed_heads(builder, arguments) if weights.layout == "clipbert" else {}
+    usual = inspect.signature(builder).parameters["num_heads"].default
+    heads = arguments["num_heads"] = assumed.get("num_heads", usual)
+    published = not assumed and weights.layout == "clipbert" and heads * 64 == arguments["hidden_size"]
+    if warn and not published:
+        _log.warning(
+            "%s does not say how many attention heads it has; taken: %s (another number, num_heads, gives other scores)",
+            weights.source,
+            heads,
+        )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from twinreel.data.clip import Batch, Clip
 from twinreel.errors import ConfigError, DataError
-from twinreel.losses import answer_cross_entropy, match_cross_entropy, pool_clips
+from twinreel.losses import answer_cross_entropy, choice_cross_entropy, match_cross_entropy, pool_clips
 from twinreel.tasks.whole import WholeModel, at_least_float32
 
 __all__ = ["Goal", "MatchFacts", "VideoTextMatching"]
@@ -99,6 +99,21 @@ class VideoTextMatching(nn.Module):
         if self.goal == "question_answering":
             return len(self.answers)
         return 2 if self.loss is match_cross_entropy else getattr(self.loss, "num_outputs", 1)
+
+    @property
+    def score_words(self) -> str:
+        """What `scores` gives, for people."""
+        return "log-odds of a match" if self.num_outputs == 2 else "logit of a match"
+
+    @property
+    def one_video(self) -> str | None:
+        """What the loss leaves open between videos, for people; None if nothing.
+
+        Adding a number to all scores of a video does not change a loss that compares the texts of one video only.
+        """
+        if self.loss is not choice_cross_entropy:
+            return None
+        return "to compare texts of one video: scores of different videos have no common zero"
 
     @property
     def pooling(self) -> Literal["lse", "mean", "max"]:

@@ -16,12 +16,14 @@ from typing import Any
 
 from twinreel.data.clip import Caption, Clip
 from twinreel.data.manifest.video_names import stem
-from twinreel.data.sources.listed import check_split, find_list, find_videos, read_json, source_root
-from twinreel.errors import DataError
+from twinreel.data.sources.entries import read_json, value_of, wrong_entries
+from twinreel.data.sources.listed import check_split, find_list, find_videos, source_root
 
 __all__ = ["rows"]
 
 SEGMENT_SECONDS = 5.0
+_LAST_SEGMENT = 5
+_EXPECTED = '[{"video": "...", "description": "...", "times": [[first, last], ...]}, ...], segments 0 to 5'
 
 
 def rows(root: str | Path | None, split: str | None, *, annotations: str | None = None) -> list[Clip]:
@@ -39,17 +41,32 @@ def rows(root: str | Path | None, split: str | None, *, annotations: str | None 
     base = source_root(root, "didemo")
     split = check_split(split, ("train", "val", "test"), "didemo")
     path = find_list(base, annotations, (f"{split}_data.json", f"didemo_{split}.json"), "didemo")
+    content = read_json(path, list, _EXPECTED)
     found: dict[str, list[Caption]] = {}
-    for number, entry in enumerate(read_json(path), start=1):
+    problems = []
+    for number, entry in enumerate(content, start=1):
         try:
-            found.setdefault(stem(entry["video"]), []).append(_caption(entry))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"{path}: entry {number} is not DiDeMo's: {error!r}") from error
+            found.setdefault(stem(value_of(entry, "video", str)), []).append(_caption(entry))
+        except ValueError as error:
+            problems.append(f"entry {number}: {error}")
+    if problems:
+        raise wrong_entries(path, problems, len(content), _EXPECTED)
     videos = find_videos(base, found, "didemo")
     return [Clip(id=name, video=videos[name], captions=tuple(own), split=split) for name, own in found.items()]
 
 
-def _caption(entry: dict[str, Any]) -> Caption:
-    [((first, last), _)] = Counter((int(first), int(last)) for first, last in entry["times"]).most_common(1)
+def _caption(entry: Any) -> Caption:
+    chosen = Counter(_segments(pair) for pair in value_of(entry, "times", list))
+    if not chosen:
+        raise ValueError("times is an empty list")
+    [((first, last), _)] = chosen.most_common(1)
     start, end = first * SEGMENT_SECONDS, (last + 1) * SEGMENT_SECONDS
-    return Caption(text=entry["description"].strip(), start_seconds=start, end_seconds=end)
+    return Caption(text=value_of(entry, "description", str).strip(), start_seconds=start, end_seconds=end)
+
+
+def _segments(pair: Any) -> tuple[int, int]:
+    if isinstance(pair, list) and len(pair) == 2 and all(type(number) is int for number in pair):
+        first, last = pair
+        if 0 <= first <= last <= _LAST_SEGMENT:
+            return first, last
+    raise ValueError(f"times hold [first, last], segments from 0 to {_LAST_SEGMENT} in this order, got {pair!r}")

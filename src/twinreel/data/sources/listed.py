@@ -9,21 +9,19 @@ The LMDB may be that of `twinreel data pack` or of ClipBERT's own script.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from twinreel.data.clip import Clip
 from twinreel.data.manifest import read_manifest, walk_files
 from twinreel.data.manifest.video_names import stem, the_one
 from twinreel.data.storage import is_store
 from twinreel.data.storage.lmdb_store import store_keys
-from twinreel.data.tables import VIDEO_SUFFIXES, read_text
+from twinreel.data.tables import VIDEO_SUFFIXES, bad_rows
 from twinreel.errors import ConfigError, DataError
 
-__all__ = ["check_split", "find_list", "find_videos", "question_rows", "read_json", "source_root"]
+__all__ = ["check_split", "find_list", "find_videos", "question_rows", "source_root"]
 
 
 def source_root(root: str | Path | None, source: str) -> Path:
@@ -80,18 +78,6 @@ def find_list(base: Path, annotations: str | None, names: Sequence[str], source:
     )
 
 
-def read_json(path: Path) -> Any:
-    """What a JSON file holds.
-
-    Raises:
-        DataError: it is missing or no JSON.
-    """
-    try:
-        return json.loads(read_text(path, "list"))
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON: {error}") from error
-
-
 def find_videos(base: Path, names: Iterable[str], source: str) -> dict[str, str]:
     """The path of each video by the name that a list gives it, with or without a suffix, whatever the file's own is.
 
@@ -119,7 +105,9 @@ def find_videos(base: Path, names: Iterable[str], source: str) -> dict[str, str]
         raise DataError(f"source {source}: '{top}': {error}") from error
 
 
-def question_rows(base: Path, path: Path, split: str, source: str, *, options: bool = False) -> list[Clip]:
+def question_rows(
+    base: Path, path: Path, split: str, source: str, *, options: bool = False, questions: bool = True
+) -> list[Clip]:
     """The rows of a list of questions in JSONL, as ClipBERT has them, with their videos found by name.
 
     Args:
@@ -127,15 +115,28 @@ def question_rows(base: Path, path: Path, split: str, source: str, *, options: b
         path: the list; `twinreel.data.manifest` says what is read.
         split: of all its rows.
         source: for errors.
-        options: every row must have options.
+        options: every row must have options, else none.
+        questions: every row must have a question.
 
     Raises:
-        DataError: rows that cannot be used.
+        DataError: rows that cannot be used, or one without a question or an answer.
     """
     rows = read_manifest(path, root=base)
     wrong = next((row for row in rows if bool(row.options) != options), None)
     if wrong is not None:
         found = "has options" if wrong.options else "has no options"
         raise DataError(f"source {source}: {path}: row {wrong.id!r} {found}; another list is meant")
+    problems = [f"row {row.id!r}: {missing}" for row in rows if (missing := _missing(row, questions))]
+    if problems:
+        raise bad_rows(path, problems, len(rows))
     videos = find_videos(base, (os.path.basename(row.video) for row in rows), source)
     return [dataclasses.replace(row, video=videos[os.path.basename(row.video)], split=split) for row in rows]
+
+
+def _missing(row: Clip, questions: bool) -> str | None:
+    """What a row lacks of one question and one answer; None if it lacks nothing."""
+    if questions and not (len(row.captions) == 1 and row.captions[0].text.strip()):
+        return f"has {len(row.captions)} questions, not 1; write it as `question`"
+    if len(row.labels) != 1 or not str(row.labels[0]).strip() or isinstance(row.labels[0], int) != bool(row.options):
+        return "has no answer, or several; write one as `answer`"
+    return None

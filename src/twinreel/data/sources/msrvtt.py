@@ -15,14 +15,15 @@ The captions file is `MSRVTT_data.json` or `train_val_videodatainfo.json`, as pu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from twinreel.data.clip import Caption, Clip
 from twinreel.data.manifest.video_names import stem
-from twinreel.data.sources.listed import check_split, find_list, find_videos, read_json, source_root
-from twinreel.data.tables import column_names, read_table
+from twinreel.data.sources.entries import read_json, sentence, value_of, wrong_entries
+from twinreel.data.sources.listed import check_split, find_list, find_videos, source_root
+from twinreel.data.tables import bad_rows, column_names, read_table
 from twinreel.errors import DataError
 
 __all__ = ["rows"]
@@ -34,6 +35,10 @@ _LISTS = {
 }
 _OFFICIAL = {"train": "train", "val": "validate", "test_full": "test"}
 _CAPTIONS = ("MSRVTT_data.json", "train_val_videodatainfo.json", "msrvtt_captions.json", "msrvtt_captions.jsonl")
+_EXPECTED = (
+    'MSR-VTT\'s {"videos": [{"video_id": "...", "split": "..."}, ...], "sentences": [{"video_id": "...", "caption": '
+    '"..."}, ...]}, or [{"video": "...", "caption": ["...", ...]}, ...]'
+)
 _FULL_TEST = ("msrvtt_full_test2990_captions.json", "test_videodatainfo.json")
 
 
@@ -76,43 +81,78 @@ def rows(
 
 def _names(path: Path) -> list[str]:
     """The videos of a list, each once."""
-    table = read_table(path, "list of videos")
-    column = column_names(table, {"video": "every row needs it"}, "list of videos")["video"]
-    return list(dict.fromkeys(stem(str(record[column])) for _, record in table.records if column in record))
+    return list(dict.fromkeys(stem(video) for [video] in _texts(path, ("video",), "list of videos")))
 
 
 def _sentences(path: Path) -> dict[str, list[str]]:
     """The captions of each video of a table with a caption a line."""
-    table = read_table(path, "list of captions")
-    why = {"video": "every row needs it", "caption": "every row needs it"}
-    columns = column_names(table, why, "list of captions")
     found: dict[str, list[str]] = {}
-    for line, record in table.records:
-        values = [record.get(columns[name]) for name in why]
-        if table.problems or not all(isinstance(value, str) and value.strip() for value in values):
-            raise DataError(table.problems[0] if table.problems else f"{path}:{line}: no video or no caption in it")
-        video, text = map(str, values)
+    for video, text in _texts(path, ("video", "caption"), "list of captions"):
         found.setdefault(stem(video), []).append(text)
     return found
+
+
+def _texts(path: Path, wanted: Sequence[str], what: str) -> list[list[str]]:
+    """The values of the wanted columns of each row of a table; each is text with words, or all wrong rows are named."""
+    table = read_table(path, what)
+    columns = column_names(table, dict.fromkeys(wanted, "every row needs it"), what)
+    rows, problems = [], list(table.problems)
+    for line, record in table.records:
+        try:
+            rows.append([value_of(record, columns[name], str) for name in wanted])
+        except ValueError as error:
+            problems.append(f"{path}:{line}: {error}")
+    if problems:
+        raise bad_rows(path, problems, len(table.records) + len(table.problems))
+    return rows
 
 
 def _captions(path: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
     """The captions of each video, and its split where the file says it."""
     if path.suffix.lower() != ".json":
         return _sentences(path), {}
-    content: Any = read_json(path)
+    content = read_json(path, (dict, list), _EXPECTED)
     found: dict[str, list[str]] = {}
+    splits: dict[str, str] = {}
+    if isinstance(content, list):
+        _each(path, "entry", content, lambda entry: _add_captions(found, entry))
+        return found, {}
     try:
-        if isinstance(content, dict):
-            for entry in content["sentences"]:
-                found.setdefault(entry["video_id"], []).append(entry["caption"])
-            return found, {entry["video_id"]: entry["split"] for entry in content["videos"]}
-        for entry in content:
-            texts = entry["caption"]
-            found.setdefault(stem(entry["video"]), []).extend([texts] if isinstance(texts, str) else texts)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: not MSR-VTT's captions as published: {error!r}") from error
-    return found, {}
+        sentences, videos = (value_of(content, name, list) for name in ("sentences", "videos"))
+    except ValueError as error:
+        raise DataError(f"{path}: {error}; expected {_EXPECTED}") from error
+    _each(path, "sentence", sentences, lambda entry: _add_sentence(found, entry))
+    _each(path, "video", videos, lambda entry: _add_split(splits, entry))
+    return found, splits
+
+
+def _each(path: Path, noun: str, entries: list[Any], add: Callable[[Any], None]) -> None:
+    problems = []
+    for number, entry in enumerate(entries, start=1):
+        try:
+            add(entry)
+        except ValueError as error:
+            problems.append(f"{noun} {number}: {error}")
+    if problems:
+        raise wrong_entries(path, problems, len(entries), _EXPECTED)
+
+
+def _add_captions(found: dict[str, list[str]], entry: Any) -> None:
+    video = stem(value_of(entry, "video", str))
+    texts = [entry["caption"]] if isinstance(entry.get("caption"), str) else value_of(entry, "caption", list)
+    if not texts:
+        raise ValueError("caption is an empty list")
+    found.setdefault(video, []).extend(map(sentence, texts))
+
+
+def _add_sentence(found: dict[str, list[str]], entry: Any) -> None:
+    found.setdefault(value_of(entry, "video_id", str), []).append(value_of(entry, "caption", str))
+
+
+def _add_split(splits: dict[str, str], entry: Any) -> None:
+    video, split = value_of(entry, "video_id", str), value_of(entry, "split", str)
+    if splits.setdefault(video, split) != split:
+        raise ValueError(f"{video} is in the split {splits[video]!r} already, here it is in {split!r}")
 
 
 def _of_split(file: Path, found: dict[str, list[str]], splits: dict[str, str], wanted: str) -> list[str]:

@@ -30,4 +30,4 @@ def rows(root: str | Path | None, split: str | None, *, annotations: str | None 
     base = source_root(root, "msrvtt_mc")
     split = check_split(split, ("test",), "msrvtt_mc")
     path = find_list(base, annotations, ("msrvtt_mc_test.jsonl", "msrvtt_mc.jsonl"), "msrvtt_mc")
-    return question_rows(base, path, split, "msrvtt_mc", options=True)
+    return question_rows(base, path, split, "msrvtt_mc", options=True, questions=False)

@@ -8,18 +8,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from twinreel.data.clip import Caption, Clip
+from twinreel.data.sources.entries import value_of
 from twinreel.data.sources.listed import check_split, find_list, find_videos, question_rows, source_root
 from twinreel.data.tables import Table, bad_rows, parse_table, read_text
+from twinreel.errors import DataError
 
 __all__ = ["rows"]
 
 _TYPES = ("object", "number", "color", "location")  # of a frameqa answer, by its number in the CSV
 _OPTIONS = ("a1", "a2", "a3", "a4", "a5")
+_COLUMNS = ("gif_name", "question", "answer", "vid_id")
 
 
 def rows(
@@ -52,32 +56,50 @@ def rows(
 
 
 def _published(base: Path, table: Table, split: str, task: str) -> list[Clip]:
+    needed = dict.fromkeys((*_COLUMNS, *(("type",) if task == "frameqa" else _OPTIONS)), f"a list of {task} has it")
+    _check_columns(table, needed)
     problems = list(table.problems)
     clips = []
+    lines: dict[str, int] = {}
     for line, record in table.records:
         try:
-            clips.append(_clip(record, split, task))
-        except (KeyError, ValueError, IndexError) as error:
-            problems.append(f"{table.path}:{line}: not a question of {task}: {error!r}")
+            clip = _clip({name: value_of(record, name, str) for name in needed}, split, task)
+            if lines.setdefault(clip.id, line) != line:
+                raise ValueError(f"vid_id {clip.id!r} is that of line {lines[clip.id]}")
+            clips.append(clip)
+        except ValueError as error:
+            problems.append(f"{table.path}:{line}: not a question of {task}: {error}")
     if problems:
         raise bad_rows(table.path, problems, len(table.records) + len(table.problems))
     videos = find_videos(base, (clip.video for clip in clips), "tgif_qa")
     return [replace(clip, video=videos[clip.video]) for clip in clips]
 
 
+def _check_columns(table: Table, needed: dict[str, str]) -> None:
+    missing = [name for name in needed if name not in table.columns]
+    if missing and table.columns:
+        why, found = needed[missing[0]], ", ".join(table.columns)
+        raise DataError(f"{table.path}: no column {missing[0]!r}, but {why}; columns found: {found}")
+    if not table.records and not table.problems:
+        raise DataError(f"{table.path}: no question in it; expected a first line with {', '.join(needed)}, and rows")
+
+
+def _number(record: dict[str, str], name: str, count: int) -> int:
+    text = record[name].strip()
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) >= count:
+        raise ValueError(f"{name} {text!r} must be a number from 0 to {count - 1}")
+    return int(text)
+
+
 def _clip(record: dict[str, str], split: str, task: str) -> Clip:
     options = () if task == "frameqa" else tuple(record[name] for name in _OPTIONS)
-    answer: str | int = record["answer"].strip()
-    if options:
-        answer = int(answer)
-        if not 0 <= answer < len(options):
-            raise ValueError(f"answer {answer} of {len(options)} options")
+    answer: str | int = _number(record, "answer", len(options)) if options else record["answer"].strip()
     return Clip(
-        id=record["vid_id"],
-        video=record["gif_name"],
+        id=record["vid_id"].strip(),
+        video=record["gif_name"].strip(),
         captions=(Caption(text=record["question"]),),
         labels=(answer,),
         options=options,
-        answer_type=None if options else _TYPES[int(record["type"])],
+        answer_type=None if options else _TYPES[_number(record, "type", len(_TYPES))],
         split=split,
     )

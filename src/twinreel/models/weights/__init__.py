@@ -10,6 +10,7 @@ pickles      plain pickles of arrays
 layouts      which founding system wrote it, and its tensors under twinreel's keys
 caffe2, pytorchvideo, clipbert, bert   what each of those means
 unused       tensors that nothing reads
+own          what a checkpoint of our own states beside its weights
 placing      which keys of a model a file of a part stands for
 strict       into a model
 inflate      from a network of pictures into one of videos

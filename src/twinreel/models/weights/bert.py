@@ -97,7 +97,7 @@ def architecture_beside(path: Path, tensors: Mapping[str, Tensor], *, founding: 
     """
     places = [path.with_name("config.json")]
     if founding:
-        places = [path.parent.parent / "log" / "model_config.json"]
+        places = [path.absolute().parent.parent / "log" / "model_config.json"]
     config = next((place for place in places if place.is_file()), None)
     if config is None:
         return {}

@@ -17,6 +17,7 @@ from twinreel.models.weights.bert import architecture_beside, file_in, is_bert, 
 from twinreel.models.weights.caffe2 import rename_blobs
 from twinreel.models.weights.clipbert import is_clipbert, is_grid_features, read_clipbert, read_grid_features
 from twinreel.models.weights.files import listed, read_file
+from twinreel.models.weights.own import described_beside
 from twinreel.models.weights.pytorchvideo import is_pytorchvideo, rename_pytorchvideo
 from twinreel.models.weights.unused import Unused
 
@@ -59,7 +60,8 @@ class Weights:
         config: the founding configuration, YAML, where it is inside.
         pool_after_first_stage: what the layout says of a layer without weights; None = nothing.
         architecture: options that a configuration beside the file states and shapes do not.
-        model: name of the model that `twinreel import` made the file for, with its `options` and `preprocessing`.
+        model: name of the model that `twinreel import` made the file for, or that a checkpoint of our own is of, with
+            its `options` and `preprocessing`.
     """
 
     source: str
@@ -105,6 +107,8 @@ def read_weights(source: Source) -> Weights:
     if named["layout"] in ("bert", "clipbert", "twinreel") and not isinstance(source, Mapping):
         founding = named["layout"] != "bert"
         named["architecture"] = architecture_beside(path, named["tensors"], founding=founding)
+        if founding and is_clipbert(named["tensors"]):
+            named |= described_beside(path)
     return Weights(source=where, **{**named, **around, **_description(texts, where)})
 
 

@@ -9,12 +9,14 @@ from torch import Tensor, nn
 from twinreel.config import nearest
 from twinreel.errors import CheckpointError, ConfigError
 from twinreel.models.mvit import resize_positions
+from twinreel.models.weights.bert import BERT
 from twinreel.models.weights.files import listed
 from twinreel.models.weights.inflate import PICTURES, inflate_2d
 from twinreel.models.weights.layouts import Source, Weights, read_weights
 from twinreel.models.weights.placing import (
     PARTS,
     Placed,
+    check_heads,
     check_vocabulary,
     check_whole,
     place_part,
@@ -49,6 +51,7 @@ def load_weights(model: nn.Module, source: Source | Weights, *, scope: Scope = "
         return inflate_2d(model, weights, scope=scope)
     check_whole(weights)
     check_vocabulary(model, weights.tensors)
+    check_heads(model, weights)
     names = [name for name, _ in model.named_parameters()]
     counted = [name for name in names if name.startswith("video_tower.")] or names
     heads, said = without_pretraining(model, weights.tensors)
@@ -94,6 +97,8 @@ def load_partial(model: nn.Module, prefix: str, source: Source, *, scope: Scope 
         return inflate_2d(model, weights, scope=scope)
     placed = place_part(model, prefix, weights) if weights.layout in PARTS else _inside(model, f"{prefix}.", weights)
     check_vocabulary(model, placed.tensors)
+    if weights.layout not in PARTS and any(key.startswith(BERT) for key in placed.tensors):
+        check_heads(model, weights)
     heads = heads_of(model, scope) if getattr(model, "head_prefixes", ()) else ()
     counted = [name for name, _ in model.named_parameters() if name.startswith(placed.start)]
     report = copy_strictly(

@@ -17,6 +17,7 @@ from twinreel.models.weights.sizes import sizes_of
 __all__ = [
     "PARTS",
     "Placed",
+    "check_heads",
     "check_vocabulary",
     "check_whole",
     "place_part",
@@ -132,6 +133,24 @@ def check_vocabulary(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         raise CheckpointError(
             f"the word table of the weights has {len(table)} rows and the vocabulary {pieces} pieces, so they do not "
             "belong together; give the vocab.txt that the weights were trained with"
+        )
+
+
+def check_heads(model: nn.Module, weights: Weights) -> None:
+    """Refuse weights of a ClipBERT whose attention has another number of heads, where what is beside them says it.
+
+    Raises:
+        CheckpointError: the model has other ones, which would load and give other scores.
+    """
+    stated = weights.architecture.get("num_heads")
+    part = BERT.removesuffix(".")
+    if stated is None or part not in dict(model.named_modules()):
+        return
+    own = {inner.num_heads for inner in model.get_submodule(part).modules() if hasattr(inner, "num_heads")}
+    if own - {stated}:
+        raise CheckpointError(
+            f"{weights.source}: num_heads is {stated} in the weights, and {own.pop()} in the model; set "
+            f"model.num_heads={stated}"
         )
 
 
