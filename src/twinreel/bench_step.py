@@ -59,10 +59,11 @@ def part_names(model: nn.Module) -> dict[str, str]:
         parent = names.get(name.rpartition(".")[0], "backbone") if name else "backbone"
         top = name.removeprefix("video_tower.").partition(".")[0]
         kernel = module.kernel_size[0] if isinstance(module, nn.Conv3d) else 1
-        if top in ("head", "fc") or name in prefixes:
-            part = "head"
-        elif name.partition(".")[0] in ("text_tower", "transformer") and parent != "head":
+        tower = name.partition(".")[0]
+        if tower == "text_tower" or (tower == "transformer" and name not in prefixes and parent != "head"):
             part = "text"
+        elif top in ("head", "fc") or name in prefixes:
+            part = "head"
         elif parent == "temporal" or kernel > 1 or "attention" in type(module).__name__.lower():
             part = "temporal"
         else:

@@ -337,7 +337,7 @@ def test_a_recipe_that_is_none(tmp_path, content, words):
 
 def test_a_recipe_that_does_not_exist():
     twinreel("show", "demoo").fails("unknown recipe 'demoo'; did you mean demo?", ".yaml")
-    twinreel("show", "none.yaml").fails("none.yaml: no such recipe file; shipped recipes: demo, ")
+    twinreel("show", "none.yaml").fails("none.yaml: no such recipe file; shipped recipes: ")
 
 
 # ---- runs, checkpoints, weights, the user's own functions

@@ -87,7 +87,7 @@ def test_a_pyth_whose_configuration_says_which_model(x3d: State, tmp_path: Path,
     assert new.preprocessing.mean == (0.5, 0.5, 0.5) and new.head_activation == "softmax"
     with caplog.at_level(logging.WARNING):
         assert equal(create_model("x3d_s", weights=out), x3d)
-    assert "was imported as x3d_m; here it starts a x3d_s" in caplog.text
+    assert "is of a x3d_m; here it starts a x3d_s" in caplog.text
     with pytest.raises(ConfigError, match=r"num_classes is 400 in the weights, but 6 was asked for.*backbone"):
         create_model("x3d_m", weights=out, num_classes=6)
 

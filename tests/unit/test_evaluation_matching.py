@@ -298,11 +298,13 @@ def test_the_validation_loss_is_that_of_the_task_with_wrong_captions_of_other_vi
 
 
 def test_wrong_captions_are_those_of_other_files(grey):
-    """Of a file only some windows may be candidates; what another window of it shows is not wrong, as in training."""
-    listed = [replace(row, id=f"{row.id} {start}", start_seconds=start, captions=(Caption(text=f"{letter} n{i}"),))
-              for i, row in enumerate(grey_rows(grey, (0, 6))) for letter, start in (("a", 0.0), ("b", 0.5))]  # fmt: skip
-    section = EvalSection()
-    gallery = build_gallery(listed, merge_equal_captions=section.merge_equal_captions)
+    """A caption of another window of the same file is not wrong, as in training."""
+    listed = [
+        replace(row, id=f"{row.id} {start}", start_seconds=start, captions=(Caption(text=f"{letter} n{i}"),))
+        for i, row in enumerate(grey_rows(grey, (0, 6)))
+        for letter, start in (("a", 0.0), ("b", 0.5))
+    ]
+    gallery = build_gallery(listed, merge_equal_captions=False)
     wrong_of = matching._WrongCaptions(gallery, 1)
     drawn = {query: wrong_of(query, query)[0] for query in range(4)}
     assert all(query // 2 != wrong // 2 for query, wrong in drawn.items())
@@ -333,7 +335,7 @@ def test_memory_does_not_grow_with_the_number_of_pairs(textured):  # ClipBERT de
     rules = ViewRules(preprocessing=model.preprocessing, num_clips=1)
     made = []
     more = [replace(row, id=f"{row.id} {i}") for i in range(4) for row in textured]
-    for listed, number in ((more[:6], 16), (more, 16), (more[:6], 128)):
+    for listed, number in ((more[:4], 8), (more, 8), (more[:4], 64)):
         tokens, scores = model.tokenize(texts[:number]), torch.zeros(len(listed), number)
         rows = scores.unbind()
         with Made() as mode:
@@ -342,8 +344,7 @@ def test_memory_does_not_grow_with_the_number_of_pairs(textured):  # ClipBERT de
         assert bool((scores != 0).all())
     assert len({mode.largest for mode in made}) == 1
     few, videos, captions = (mode.most for mode in made)
-    print(few, videos, captions)
-    assert max(videos, captions) <= 1.01 * few, (few, videos, captions)
+    assert max(videos, captions) <= 1.01 * few, (few, videos, captions)  # 1.07 if what was seen were kept
 
 
 def test_ranks_are_computed_block_by_block(grey, monkeypatch):

@@ -262,8 +262,9 @@ def test_differences_below_any_rounding_count():
     assert metrics.reranked_ranks(stage, places, [[1]]).tolist() == [1.0]
 
 
-def test_memory_holds_the_pairs_that_are_judged_and_no_matrix(grey):  # ClipBERT defect 12
-    texts = [f"n{i % N}.{i}" for i in range(4000)]
+def test_memory_holds_the_pairs_that_are_judged_and_no_matrix(grey, monkeypatch):  # ClipBERT defect 12
+    monkeypatch.setattr("twinreel.evaluation.rerank.QUERIES_AT_ONCE", 2)
+    texts = [f"n{i / 100}" for i in range(4000)]
     gallery = Gallery(candidates=rows(grey), queries=texts, positives=[[i % N] for i in range(4000)])
     model, directions = Towers(1.6), ("text_to_video", "video_to_text")
     texts, videos = model.encode_text(texts), model._at(torch.arange(N) / N * 1.5)

@@ -282,7 +282,8 @@ def _numbers(direction: str, first: FirstStage, num_texts: int) -> Tensor:
     """The number of the pair of each query and its first candidates, int64 (Q, k), as `_pairs` counts."""
     queries = torch.arange(len(first.candidates))[:, None].expand_as(first.candidates)
     videos, texts = (first.candidates, queries) if direction == "text_to_video" else (queries, first.candidates)
-    return torch.add(texts, videos, alpha=num_texts)
+    numbers: Tensor = videos * num_texts + texts
+    return numbers
 
 
 def _wanted(gallery: Gallery, pairs: Tensor) -> dict[str, Sequence[int]]:

@@ -15,7 +15,7 @@ from twinreel.founding_configs.clipbert_keys import CHOICES, DEFAULTS, LENGTHS, 
 from twinreel.founding_configs.settings import COMMAND_LINE, Settings, Written
 from twinreel.founding_configs.values import short
 
-__all__ = ["read_clipbert"]
+__all__ = ["json_entries", "read_clipbert"]
 
 _NOUNS: dict[Kind, str] = {
     "flag": "0 or 1",
@@ -56,7 +56,7 @@ def read_clipbert(path: str | Path, overrides: Sequence[str] = ()) -> Settings:
     path = Path(path)
     settings = Settings(path.name, defaults=DEFAULTS, system="ClipBERT")
     lines: dict[str, int] = {}
-    for key, value, line in _entries(path, _read(path)):
+    for key, value, line in json_entries(path, _read(path)):
         if key in lines:
             where = f"in lines {lines[key]} and {line}"
             settings.notes.append(f"{key} stands twice, {where}: the last one counts, as in ClipBERT")
@@ -76,7 +76,7 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path}: not a text file in UTF-8 ({error.reason}); give ClipBERT's JSON") from error
 
 
-def _entries(path: Path, text: str) -> Iterator[tuple[str, Any, int]]:
+def json_entries(path: Path, text: str) -> Iterator[tuple[str, Any, int]]:
     """(key, value, line) of a JSON object."""
 
     def refuse(constant: str) -> NoReturn:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from twinreel.errors import ConfigError
 from twinreel.founding_configs.clipbert_paths import PathMap
+from twinreel.founding_configs.clipbert_settings import json_entries
 from twinreel.founding_configs.draft import Draft
 from twinreel.founding_configs.values import short
 
@@ -20,6 +21,7 @@ _SIZES = {
     "intermediate_size": (3072, "intermediate_size"),
     "hidden_dropout_prob": (0.1, "dropout"),
 }
+_DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 # What the network has fixed.
 _FIXED: dict[str, Any] = {
     "hidden_act": "gelu",
@@ -66,23 +68,39 @@ def _read(draft: Draft, paths: PathMap, path: Path) -> dict[str, Any]:
         draft.notes.append(f"model_config: {text}; --map {Path(name).parent}=FOLDER reads it")
         return {}
     try:
-        sizes = json.loads(found[0].read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
-        draft.refuse("model_config", f"model_config={found[0]}: cannot be read as JSON: {error}")
+        entries = list(json_entries(found[0], found[0].read_text(encoding="utf-8-sig")))
+    except (OSError, ValueError, ConfigError) as error:
+        draft.refuse("model_config", f"model_config={found[0]}: cannot be read: {error}")
         return {}
-    if not isinstance(sizes, dict):
-        draft.refuse("model_config", f"model_config={found[0]}: no JSON object of sizes")
-        return {}
+    sizes = {key: value for key, value, _ in entries}
+    places = {key: f"model_config={found[0]}:{line}: {key}" for key, _, line in entries}  # of a key twice: the last
     for key, value in sizes.items():
-        _check(draft, found[0], key, value, sizes)
+        _check(draft, places[key], key, value, sizes)
+    _check_heads(draft, places, sizes)
     return sizes
 
 
-def _check(draft: Draft, file: Path, key: str, value: object, sizes: dict[str, Any]) -> None:
-    place = f"model_config={file}: {key}: {short(value)}"
-    if key in _SIZES:
-        if type(value) not in (int, type(_SIZES[key][0])) or not value:
-            draft.refuse("model_config", f"{place} is no size")
+def _is_size(value: object) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _check_heads(draft: Draft, places: dict[str, str], sizes: dict[str, Any]) -> None:
+    """The heads share the width among them."""
+    keys = ("num_attention_heads", "hidden_size")
+    heads, width = (sizes.get(key, _SIZES[key][0]) for key in keys)
+    if _is_size(heads) and _is_size(width) and width % heads:
+        place = next(places[key] for key in keys if key in places)
+        draft.refuse("model_config", f"{place}: a hidden_size of {width} cannot be shared by {heads} heads evenly")
+
+
+def _check(draft: Draft, where: str, key: str, value: Any, sizes: dict[str, Any]) -> None:
+    place = f"{where}: {short(value)}"
+    if key in _DROPOUTS:
+        if type(value) not in (int, float) or not 0 <= value < 1:
+            draft.refuse("model_config", f"{place}; it wants a number from 0 to below 1")
+    elif key in _SIZES:
+        if not _is_size(value):
+            draft.refuse("model_config", f"{place}; it wants a whole number, 1 or more")
     elif key in _FIXED:
         if value != _FIXED[key]:
             draft.refuse("model_config", f"{place}; the network has {short(_FIXED[key])}")

@@ -298,8 +298,7 @@ def _take_description(
             stated = {key: value for key, value in stated.items() if not key.startswith("frame_")}
         return stated | given
     if weights.model != name:
-        verb = "was imported as" if weights.described_inside else "is of a run of"
-        _log.warning("%s %s %s; here it starts a %s", weights.source, verb, weights.model, name)
+        _log.warning("%s is of a %s; here it starts a %s", weights.source, weights.model, name)
         return preprocessing
     tower = weights.options.get("image_tower")
     if tower is not None and arguments.get("image_tower") is None:

@@ -260,7 +260,8 @@ def clipbert_base(
         dropout: everywhere in BERT and before the head, from 0 to below 1.
         image_tower: `package.module:function` of your own, called without arguments: a network, pixels (N, 3, H, W) ->
             features (N, C, h, w), with its own weights. It takes the ResNet's place; its attribute `preprocessing`, if
-            it has one, is the model's.
+            it has one, is the model's. It trains, unless the recipe has `model.freeze: [cnn.feature]`; after its own
+            `requires_grad_(False)` alone, batch norms and dropout would still be in training mode.
         cnn_blocks: blocks of the ResNet's stages; None means (3, 4, 6, 3).
         cnn_width: channels of its stem; None means 64.
         cnn_norm: `frozen` or `group`; None means frozen.
@@ -431,8 +432,8 @@ def _assemble(
         refused = [f"model.{option}" for option, value in cnn._asdict().items() if value is not None]
         if refused:
             raise ConfigError(
-                f"{', '.join(refused)}: of the ResNet, whose place image_tower={image_tower} takes; leave them out (a "
-                "tower freezes its own layers with requires_grad_(False))"
+                f"{', '.join(refused)}: of the ResNet, whose place image_tower={image_tower} takes; leave them out "
+                "(model.freeze=[cnn.feature] freezes a tower, the statistics of its batch norms too)"
             )
         feature, own = load_image_tower(image_tower)
         published = own or published

@@ -17,6 +17,9 @@ __all__ = ["feature_channels", "load_image_tower"]
 def load_image_tower(name: str) -> tuple[nn.Module, Preprocessing | None]:
     """What a user's function returns, a network with its weights, and what it wants of a picture, if it says so.
 
+    It is in training mode whenever the model is. To keep one as it is, set `model.freeze: [cnn.feature]` in the recipe:
+    `requires_grad_(False)` does not stop batch norms from counting, nor dropout.
+
     Args:
         name: `package.module:function`; it is called without arguments.
 

@@ -225,13 +225,14 @@ def _read_rows(
     base = _base(path, root, table)
     if is_kinetics(table):
         table = kinetics_table(table, base, walk_files(base))
-    needed = {} if _named_by_id(table) else {"video": "every row needs it"}
+    named_by_id = _named_by_id(table)
+    needed = {} if named_by_id else {"video": "every row needs it"}
     if template is not None:
         needed["label"] = "caption_template needs it"
     if split is not None:
         needed["split"] = f"split {split!r} is asked for (leave the split out to take every row)"
     names = column_names(table, needed, "manifest")
-    if "video" not in names:
+    if named_by_id:
         names["video"] = names.pop("id")
     video_names = VideoNames()
     meaning = {written: name for name, written in names.items() if name in COLUMNS}

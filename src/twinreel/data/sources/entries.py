@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from twinreel.data.tables import bad_rows, read_text
 from twinreel.errors import DataError
 
-__all__ = ["read_json", "sentence", "value_of", "wrong_entries"]
+__all__ = ["read_json", "sentence", "short", "value_of", "wrong_entries"]
 
 T = TypeVar("T")
 _NOUNS: dict[type, str] = {dict: "an object {...}", list: "a list [...]", str: "text"}
@@ -28,14 +28,17 @@ def read_json(path: Path, kinds: type | tuple[type, ...], expected: str) -> Any:
     Raises:
         DataError: it is missing, no JSON, of another kind or empty, or an object has a key twice.
     """
+    text = read_text(path, "list")
     try:
-        content = json.loads(read_text(path, "list"), object_pairs_hook=_no_key_twice)
-    except (ValueError, RecursionError) as error:
+        content = json.loads(text, object_pairs_hook=_no_key_twice) if text.strip() else []
+    except (json.JSONDecodeError, RecursionError) as error:
         raise DataError(f"{path}: not JSON: {error}; expected {expected}") from error
+    except ValueError as error:  # a key twice, or a number of thousands of digits
+        raise DataError(f"{path}: {error}; expected {expected}") from error
+    if content in ([], {}):
+        raise DataError(f"{path}: no entry in it; expected {expected}")
     if not isinstance(content, kinds):
-        raise DataError(f"{path}: {_short(content)} is no such list; expected {expected}")
-    if not content:
-        raise DataError(f"{path}: is empty; expected {expected}")
+        raise DataError(f"{path}: got {short(content)}; expected {expected}")
     return content
 
 
@@ -47,12 +50,12 @@ def value_of(entry: Any, key: str, kind: type[T]) -> T:
             text without a word.
     """
     if not isinstance(entry, dict):
-        raise ValueError(f"{_short(entry)} is no object with {key!r}")
+        raise ValueError(f"{short(entry)} is no object with {key!r}")
     if key not in entry:
         raise ValueError(f"no {key!r} in it; there is {', '.join(map(repr, entry)) or 'nothing'}")
     value = entry[key]
     if not isinstance(value, kind):
-        raise ValueError(f"{key} must be {_NOUNS[kind]}, got {_short(value)}")
+        raise ValueError(f"{key} must be {_NOUNS[kind]}, got {short(value)}")
     if isinstance(value, str) and not value.strip():
         raise ValueError(f"{key} is empty")
     return value
@@ -65,7 +68,7 @@ def sentence(value: Any) -> str:
         ValueError: it is no text, or has no words.
     """
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"a sentence must be text with words, got {_short(value)}")
+        raise ValueError(f"a sentence must be text with words, got {short(value)}")
     return value
 
 
@@ -74,14 +77,15 @@ def wrong_entries(path: Path, problems: Sequence[str], total: int, expected: str
     return DataError(f"{bad_rows(path, problems, total, 'entries')}\n  expected {expected}")
 
 
+def short(value: Any) -> str:
+    """A value as JSON has it, cut after 60 characters."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         key = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"key {key!r} appears twice in one object")
     return found
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -21,7 +21,7 @@ from typing import Any
 
 from twinreel.data.clip import Caption, Clip
 from twinreel.data.manifest.video_names import stem
-from twinreel.data.sources.entries import read_json, sentence, value_of, wrong_entries
+from twinreel.data.sources.entries import read_json, sentence, short, value_of, wrong_entries
 from twinreel.data.sources.listed import check_split, find_list, find_videos, source_root
 from twinreel.data.tables import bad_rows, column_names, read_table
 from twinreel.errors import DataError
@@ -139,10 +139,11 @@ def _each(path: Path, noun: str, entries: list[Any], add: Callable[[Any], None])
 
 def _add_captions(found: dict[str, list[str]], entry: Any) -> None:
     video = stem(value_of(entry, "video", str))
-    texts = [entry["caption"]] if isinstance(entry.get("caption"), str) else value_of(entry, "caption", list)
-    if not texts:
-        raise ValueError("caption is an empty list")
-    found.setdefault(video, []).extend(map(sentence, texts))
+    given = value_of(entry, "caption", object)
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list) or not texts:
+        raise ValueError(f"caption must be a sentence or a list of them, got {short(given)}")
+    found.setdefault(video, []).extend([sentence(text) for text in texts])
 
 
 def _add_sentence(found: dict[str, list[str]], entry: Any) -> None:

@@ -32,7 +32,7 @@ def described_beside(path: Path) -> dict[str, Any]:
         return {}
     try:
         values = json.loads(place.read_text(encoding="utf-8"))
-        found = {
+        found: dict[str, Any] = {
             "model": str(values["name"]),
             "options": dict(values["options"]),
             "preprocessing": dict(values["preprocessing"]),
