@@ -13,6 +13,9 @@ __all__ = ["import_weights"]
 
 def import_weights(
     file: Annotated[Path, typer.Argument(help="of PySlowFast, PyTorchVideo, MIL-NCE, ClipBERT, BERT, detectron2")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="with --run: of the recipe, what weights do not say")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="a model of `twinreel list`, where several fit")] = None,
     out: Annotated[Path | None, typer.Option(help="FILE.safetensors; default: beside the file")] = None,
     run: Annotated[Path | None, typer.Option(help="or a run folder, for eval, predict and explain")] = None,
@@ -32,12 +35,13 @@ def import_weights(
 
         if out is not None or inspect:
             raise ConfigError("--run goes with neither --out nor --inspect; give one of them")
-        recipe = import_run(file, run, model=model, class_names=class_names, vocabulary=vocabulary)
-        values = {"run": str(run), "model": recipe.model.name}
-        use = f"twinreel eval {run} --input MANIFEST; twinreel predict {run} VIDEO"
-        said = f"{file} is {recipe.model.name}: {run} ({use})"
-        print(json.dumps(values, indent=1, ensure_ascii=False) if as_json else said)
+        made = import_run(
+            file, run, model=model, class_names=class_names, vocabulary=vocabulary, overrides=overrides or []
+        )
+        print(json.dumps(made.to_json(), indent=1, ensure_ascii=False) if as_json else f"{file}: {made.to_table()}")
         return
+    if overrides:
+        raise ConfigError(f"{overrides[0]} goes with --run: a file of weights has no recipe")
     if class_names is not None:
         raise ConfigError("--class-names goes with --run: a file of weights has no names")
     if vocabulary is not None:

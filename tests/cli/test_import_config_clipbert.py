@@ -316,6 +316,45 @@ def test_sizes_are_read_where_the_file_is(tmp_path):
     assert "hidden_act: 'relu'; the network has 'gelu'" in said and "hidden_layers: 3: unknown" in said
 
 
+def test_a_network_without_dropout_is_one(tmp_path):
+    path = write(tmp_path, "msrvtt_ret")
+    sizes = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (tmp_path / "base_model.json").write_text(json.dumps(sizes))
+    result, recipe = converted(path)
+    assert recipe.model.options["dropout"] == 0.0 and fates(result)["model_config"][0] == "mapped"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"hidden_dropout_prob": 3}, "hidden_dropout_prob: 3; it wants a number from 0 to below 1"),
+        ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob: 1; it wants a number from 0"),
+        ({"hidden_dropout_prob": -0.1}, "hidden_dropout_prob: -0.1; it wants a number from 0"),
+        ({"hidden_dropout_prob": True}, "hidden_dropout_prob: true; it wants a number from 0"),
+        ({"attention_probs_dropout_prob": "0.1"}, "attention_probs_dropout_prob: '0.1'; it wants a number from 0"),
+        ({"hidden_size": 0}, "hidden_size: 0; it wants a whole number, 1 or more"),
+        ({"num_hidden_layers": -2}, "num_hidden_layers: -2; it wants a whole number"),
+        ({"intermediate_size": 64.0}, "intermediate_size: 64; it wants a whole number"),
+        ({"num_attention_heads": None}, "num_attention_heads: null; it wants a whole number"),
+        ({"num_attention_heads": 7}, "num_attention_heads: a hidden_size of 768 cannot be shared by 7 heads evenly"),
+        ({"hidden_size": 100}, "hidden_size: a hidden_size of 100 cannot be shared by 12 heads evenly"),
+    ],
+)
+def test_sizes_that_no_network_has_are_refused_with_their_lines(tmp_path, sizes, words):
+    path = write(tmp_path, "msrvtt_ret")
+    file = tmp_path / "base_model.json"
+    file.write_text(json.dumps({"model_type": "bert"} | sizes, indent=1))
+    line = next(i for i, text in enumerate(path.read_text().splitlines(), start=1) if '"model_config"' in text)
+    assert f"{path.name}:{line}: model_config={file}:3: {words}" in refused(path)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", '{"hidden_size": NaN}'])
+def test_a_file_of_sizes_that_cannot_be_read_is_named(tmp_path, text):
+    path = write(tmp_path, "msrvtt_ret")
+    (tmp_path / "base_model.json").write_text(text)
+    assert f"model_config={tmp_path / 'base_model.json'}: cannot be read: " in refused(path)
+
+
 def test_paths_of_the_container(tmp_path):
     path = write(tmp_path, "msrvtt_ret")
     result, recipe = converted(path, maps=("/img=/data/a", "/img/msrvtt=/data/b/"))

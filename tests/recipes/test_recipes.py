@@ -1,6 +1,7 @@
 """Every shipped recipe: it loads, says what it is and how it is run, and takes two steps with a shrunken model."""
 
 import json
+import math
 import re
 import shlex
 
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from cli.command_line import twinreel
 from twinreel.assembly import load_model
 from twinreel.config import import_function
+from twinreel.data.plan import Plan
 from twinreel.data.sources import generated
 from twinreel.recipe import find_recipe, list_recipes, load_recipe, recipe_header
 
@@ -93,6 +95,18 @@ def test_the_header_says_what_it_is_and_its_command_runs(name):
         if verb == "eval":
             assert run in " ".join(commands(name)[0])
             load_recipe(name, [word for word in arguments if "=" in word])
+
+
+def test_the_steps_that_clipbert_msrvtt_says_are_those_it_takes():
+    words = (
+        r"Of (.*) captions an epoch makes (.*) whole batches of (.*), so (.*) epochs are (.*) steps; .* counts (.*)\."
+    )
+    found = re.search(words, source("clipbert_msrvtt"))
+    captions, batches, size, epochs, steps, theirs = (int(number.replace(" ", "")) for number in found.groups())
+    train = load_recipe("clipbert_msrvtt", commands("clipbert_msrvtt")[0][2:-2]).train
+    plan = Plan(num_rows=captions, seed=train.seed, global_batch_size=train.global_batch_size)
+    assert (size, epochs, batches) == (train.global_batch_size, train.num_epochs, plan.steps_per_epoch)
+    assert steps == epochs * plan.steps_per_epoch and theirs == math.ceil(epochs * captions / size)
 
 
 @pytest.mark.parametrize("name", list_recipes())

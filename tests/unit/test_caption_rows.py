@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,16 @@ def test_captions_of_a_file_are_captions(tmp_path: Path) -> None:
     [whole] = paragraph_rows([row])
     assert whole.captions == (Caption(text="first second"),) and whole.caption_file is None
     assert all(one.caption_file is None for one in caption_rows([row]))
+
+
+def test_options_alone_are_no_paragraph_and_stay_as_they_are(tmp_path: Path) -> None:
+    """So that a model of paragraphs can be judged by multiple choice."""
+    choice = Clip(id="q", video="v.mp4", options=("a", "b"), labels=(1,))
+    asked = replace(choice, id="r", captions=track(("what?", None, None)))
+    assert paragraph_rows([*ROWS, choice, asked])[2:] == [choice, asked]
+    (tmp_path / "a.csv").write_text("start,end,text\n0,1,what?\n")
+    [whole] = paragraph_rows([replace(choice, caption_file=str(tmp_path / "a.csv"))])
+    assert whole.captions == (Caption(text="what?"),)
 
 
 @pytest.mark.parametrize("make", [caption_rows, paragraph_rows])

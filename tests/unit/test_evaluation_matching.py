@@ -305,11 +305,23 @@ def test_wrong_captions_are_those_of_other_files(grey):
         for letter, start in (("a", 0.0), ("b", 0.5))
     ]
     gallery = build_gallery(listed, merge_equal_captions=False)
-    wrong_of = matching._WrongCaptions(gallery, 1)
+    wrong_of = matching._WrongCaptions(gallery, torch.arange(4), 1)
     drawn = {query: wrong_of(query, query)[0] for query in range(4)}
     assert all(query // 2 != wrong // 2 for query, wrong in drawn.items())
     assert judge(Brightness(), listed, num_clips=1).protocol["loss"].startswith("of every caption beside 1 wrong")
     assert "left out: too few videos" in judge(Brightness(), listed[:2], num_clips=1).protocol["loss"]
+
+
+def test_wrong_captions_are_those_that_the_model_can_tell_apart(grey):
+    listed = grey_rows(grey, range(5), lambda i: ["N0" if i == 4 else f"n{i // 2}"])  # n0 n0 n1 n1 N0
+    gallery = build_gallery(listed, merge_equal_captions=False)
+    columns = torch.tensor([0, 0, 1, 1, 0])
+    for query, right in enumerate((1, 1, 0, 0, 1)):
+        for number in (1, 2, 4):  # two of the same where there are no others
+            wrong = matching._WrongCaptions(gallery, columns, number)(query, query)
+            assert len(wrong) == number and {int(columns[place]) for place in wrong} == {right}
+    assert matching._WrongCaptions(gallery, columns, 5)(0, 0) is None
+    assert "loss" in judge(Brightness(), listed, task(num_negatives=4)).metrics
 
 
 def test_the_protocol_says_what_scores_are_comparable(grey):

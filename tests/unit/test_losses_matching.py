@@ -36,7 +36,7 @@ def pooled(logits, pooling):
 
 def naive(name, logits, targets, pooling, margin=0.2):
     """One video, one text and one pair at a time."""
-    scores, terms = pooled(logits, pooling), []
+    scores, terms, clips = pooled(logits, pooling), [], logits.shape[1]
     for video, wanted in zip(scores, targets, strict=True):
         if name == "match_cross_entropy":
             each = [functional.cross_entropy(text, one.long()) for text, one in zip(video, wanted, strict=True)]
@@ -49,6 +49,10 @@ def naive(name, logits, targets, pooling, margin=0.2):
                 if wanted[right] == 1 and wanted[wrong] == 0
             ]  # fmt: skip
             terms.append(torch.stack(costs).mean())
+        elif name == "match_and_choice":
+            odds = video[:, 0] - pooled(torch.zeros(1, clips, dtype=video.dtype), pooling)
+            each = functional.binary_cross_entropy_with_logits(odds, wanted)
+            terms.append(each + functional.cross_entropy(video.flatten(), wanted.argmax()))
         elif name == "answer_binary_cross_entropy":
             each = functional.binary_cross_entropy_with_logits(video.squeeze(0), wanted)
             terms.append(each * len(wanted))
@@ -66,7 +70,7 @@ def value_and_gradient(name, logits, targets, **options):
 
 def test_each_goal_has_its_losses_the_usual_one_first():
     assert MATCHING_LOSSES == {
-        "retrieval": ("match_cross_entropy", "match_hinge", "choice_cross_entropy"),
+        "retrieval": ("match_cross_entropy", "match_hinge", "match_and_choice", "choice_cross_entropy"),
         "multiple_choice": ("choice_cross_entropy",),
         "question_answering": ("answer_cross_entropy", "answer_binary_cross_entropy"),
     }

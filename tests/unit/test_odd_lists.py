@@ -1,4 +1,4 @@
-"""Lists of the sources of captions and questions with a fault in them: what is wrong is named, and no fault is a row."""
+"""Lists of the sources of captions and questions with a fault in them: it is named, and no row comes of it."""
 
 from __future__ import annotations
 
@@ -121,6 +121,9 @@ def test_empty_files_marks_and_line_ends(tmp_path: Path, case: str) -> None:
         ("activitynet", {"v": {"timestamps": [3], "sentences": ["x"]}}, r"'v': timestamps hold \[start, end\] in sec"),
         ("activitynet", {"v": {"timestamps": [[0, None]], "sentences": ["x"]}}, r"got \[0, None\]"),
         ("activitynet", '{"v": {}, "v": {}}', "train.json: key 'v' appears twice in one object"),
+        ("activitynet", {"v": {"timestamps": [[3, 2]], "sentences": ["x"]}}, r"'v': \[3, 2\) ends before it starts"),
+        ("activitynet", {"v": {"timestamps": [], "sentences": ["x"]}}, "'v': 0 timestamps and 1 sentences"),
+        ("didemo", [{"video": "a", "description": "x"}], "entry 1: no 'times' in it; there is 'video', 'description'"),
         ("didemo", 5, "val_data.json: got 5; expected"),
         ("didemo", None, "val_data.json: got null; expected"),
         ("didemo", [{"video": "v", "description": "a", "times": []}], "1 of 1 entries is wrong.*\n  entry 1: times is"),
@@ -137,7 +140,11 @@ def test_empty_files_marks_and_line_ends(tmp_path: Path, case: str) -> None:
             OFFICIAL | {"videos": [{"video_id": "v", "split": split} for split in ("train", "test")]},
             "video 2: v is in the split 'train' already, here it is in 'test'",
         ),
-        ("msrvtt plain", [{"video": "v", "caption": [None, "a"]}], "entry 1: a sentence must be text with words, got n"),
+        (
+            "msrvtt plain",
+            [{"video": "v", "caption": [None, "a"]}],
+            "entry 1: a sentence must be text with words, got n",
+        ),
         ("msrvtt plain", [{"video": "v", "caption": []}], r"entry 1: caption must be a sentence or a list .* got \[\]"),
         ("msrvtt plain", [{"video": "v", "caption": {"a": 1}}], 'entry 1: caption must be .* got {"a": 1}'),
         ("msrvtt plain", [{"video": "v", "caption": ["a"]}, {"video": "w"}], "1 of 2 entries .*\n  entry 2: no 'capt"),
@@ -184,7 +191,11 @@ def test_lists_of_msrvtts_videos(tmp_path: Path) -> None:
         ("action", f"{TABLE}v\tq\ta\tb\tc\td\te\t5\tA\n", "answer '5' must be a number from 0 to 4"),
         ("action", f"{TABLE}v\tq\ta\tb\tc\td\te\tyes\tA\n", "answer 'yes' must be a number"),
         ("action", f"{TABLE}v\tq\ta\tb\tc\td\t \t0\tA\n", "csv:2: not a question of action: no 'a5' in it"),
-        ("action", TABLE + "v\tq\ta\tb\tc\td\te\t0\tA\n" * 2, "csv:3: not a question of action: vid_id 'A' is that of l"),
+        (
+            "action",
+            TABLE + "v\tq\ta\tb\tc\td\te\t0\tA\n" * 2,
+            "csv:3: not a question of action: vid_id 'A' is that of l",
+        ),
         ("frameqa", f"{OPEN}v\tq\tred\t-1\tF\n", "type '-1' must be a number from 0 to 3"),
         ("frameqa", f"{OPEN}v\tq\tred\t4\tF\n", "type '4' must be a number from 0 to 3"),
         ("frameqa", f"{OPEN}v\tq\t\t2\tF\n", "no 'answer' in it"),

@@ -10,6 +10,7 @@ from twinreel.data.dataset import ClipDataset, ViewRules
 from twinreel.data.loader import load_batches
 from twinreel.data.storage import open_video
 from twinreel.data.training_sample import TrainingRules, read_training_sample
+from twinreel.errors import ConfigError
 from twinreel.models.preprocessing import Preprocessing
 from videos import frame_numbers, make_video
 
@@ -64,10 +65,9 @@ def test_segments_are_drawn_anew_for_every_clip(video):
 
 
 @pytest.mark.parametrize("prep", [PREP, PREP.replace(frame_rate=None, frame_stride=2)], ids=["rate", "stride"])
-@pytest.mark.parametrize("clip_start", ["center", "start"])
-def test_several_clips_that_are_not_drawn_are_those_of_evaluation(video, prep, clip_start):
+def test_several_clips_that_are_not_drawn_are_those_of_evaluation(video, prep):
     one = row(video)
-    sample = read_training_sample(one, 0, rules(preprocessing=prep, crop="center", num_clips=3, clip_start=clip_start))
+    sample = read_training_sample(one, 0, rules(preprocessing=prep, crop="center", num_clips=3, clip_start="center"))
     judged = ViewRules(preprocessing=prep, num_clips=3)(one, 0)
     assert torch.equal(sample.frames, judged.frames.flatten(0, 1))
 
@@ -91,6 +91,27 @@ def test_options_travel_with_their_row(video, tmp_path):
         assert ViewRules(preprocessing=PREP, num_clips=2)(asked, 0).options == options
     [batch] = load_batches(ClipDataset(rows, rules()), [[(0, 0), (0, 1)]], num_workers=1)
     assert batch.options == [options, ()]
+
+
+@pytest.mark.parametrize("clip_start", ["uniform", "start"])
+def test_several_clips_of_the_same_frames_are_refused(clip_start):
+    assert rules(clip_start=clip_start).num_clips == 1
+    words = rf"data.num_clips=2 with data.clip_start={clip_start}: every clip would show the same frames; set .*=random"
+    with pytest.raises(ConfigError, match=words):
+        rules(clip_start=clip_start, num_clips=2)
+
+
+def test_options_with_and_without_a_question_go_side_by_side(video):
+    options = {"options": ("walk", "run"), "labels": (1,)}
+    rows = [row(video, **options), row(video, id="b", captions=(), **options), row(video, id="c", captions=())]
+    [batch] = load_batches(ClipDataset(rows, rules()), [[(0, 0), (0, 1), (0, 2)]], num_workers=0)
+    assert batch.valid.tolist() == [True, True, False]  # neither options nor captions
+    assert batch.captions == [["one", ""], ["", ""], ["", ""]]
+    assert batch.caption_mask.tolist() == [[True, False], [False, False], [False, False]]
+    [fault] = batch.faults
+    assert fault.reason == "c: no caption or question; give it a caption, captions, caption_file or question"
+    windowed = row(video, captions=(), start_seconds=2.0, end_seconds=4.0, **options)
+    assert 2.0 <= read_training_sample(windowed, 0, rules()).pts_seconds.min()
 
 
 @pytest.mark.parametrize("options", [(), ("walk", "run")])

@@ -167,7 +167,7 @@ def _parse_jsonl(path: Path, text: str) -> Table:
             continue
         try:
             record = json.loads(content, object_pairs_hook=_no_key_twice)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             problems.append(f"{path}:{line}: not a JSON object: {error}, in {_short(content)}")
             continue
         if not isinstance(record, dict):

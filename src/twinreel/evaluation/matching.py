@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain, cycle, islice
 from typing import Any
 
 import numpy as np
@@ -198,7 +199,7 @@ def _validation_loss(task: VideoTextMatching, gallery: Gallery, scores: Tensor, 
     videos (a file is one, whatever windows of it are candidates), but keyed by video and caption alone: every
     evaluation has the same ones, so that losses can be compared.
     """
-    wrong_of = _WrongCaptions(gallery, task.num_negatives)
+    wrong_of = _WrongCaptions(gallery, columns, task.num_negatives)
     videos, texts = [], []
     for query, right in enumerate(gallery.positives):
         for video in right:
@@ -215,32 +216,42 @@ def _validation_loss(task: VideoTextMatching, gallery: Gallery, scores: Tensor, 
 
 
 class _WrongCaptions:
-    """Draws queries that are captions of other video files, and that no window of its own file has."""
+    """Draws queries that are captions of other video files, and that the model can tell from all of its own file.
 
-    def __init__(self, gallery: Gallery, number: int) -> None:
+    `columns` (Q,) says as which text the model reads a query. None is read as another is, unless there are no others.
+    """
+
+    def __init__(self, gallery: Gallery, columns: Tensor, number: int) -> None:
         self.gallery = gallery
+        self.columns: list[int] = columns.tolist()
         self.number = number
         files: dict[str, list[int]] = {}
         for row, captions in zip(gallery.candidates, gallery.sides["video_to_text"].positives, strict=True):
             files.setdefault(row.video, []).extend(captions)
         self.captions_of = list(files.values())
-        self.texts_of = [{gallery.queries[caption] for caption in captions} for captions in self.captions_of]
+        self.texts_of = [{self.columns[caption] for caption in captions} for captions in self.captions_of]
         self.place = {name: place for place, name in enumerate(files)}
 
     def __call__(self, video: int, query: int) -> list[int] | None:
-        """So many for a caption of a candidate; None if they are hard to find."""
-        row, queries = self.gallery.candidates[video], self.gallery.queries
+        """So many for a caption of a candidate; None if there are too few videos, or none is found."""
+        row = self.gallery.candidates[video]
         place = self.place[row.video]
-        rng = keyed_rng("validation negatives", row.id, queries[query])
-        found: list[int] = []
+        rng = keyed_rng("validation negatives", row.id, self.gallery.queries[query])
+        found: dict[int, int] = {}
+        again: list[int] = []
         for other in _others(rng, len(self.captions_of), place, self.number):
             captions = self.captions_of[other]
             caption = captions[int(rng.integers(len(captions)))]
-            if queries[caption] not in self.texts_of[place]:
-                found.append(caption)
+            text = self.columns[caption]
+            if text in found:
+                again.append(caption)
+            elif text not in self.texts_of[place]:
+                found[text] = caption
             if len(found) == self.number:
-                return found
-        return None
+                break
+        if not found or len(self.captions_of) <= self.number:
+            return None
+        return list(islice(chain(found.values(), again, cycle(found.values())), self.number))
 
 
 def _others(rng: np.random.Generator, num_videos: int, video: int, number: int) -> list[int]:

@@ -204,12 +204,6 @@ def load_second_stage(section: RerankSection, towers: Run) -> SecondStage | None
         CheckpointError: there is no such run or checkpoint.
     """
     if section.run is None:
-        fields = RerankSection.model_fields
-        idle = [name for name, field in fields.items() if getattr(section, name) != field.default]
-        if idle:
-            raise ConfigError(
-                f"rerank.{' and rerank.'.join(idle)}: nothing is re-ranked without a second run; add rerank.run=FOLDER"
-            )
         return None
     if not isinstance(towers.task, Contrastive):
         raise ConfigError(
@@ -275,15 +269,16 @@ def rerank(first: FirstStage, scores: Tensor, side: Side) -> Tensor:
 
 def _pairs(first: Mapping[str, FirstStage], num_texts: int) -> Tensor:
     """The pairs that are judged in any direction, each once: video * num_texts + text, int64 (P,), rising."""
-    return torch.unique(torch.cat([_numbers(name, stage, num_texts).flatten() for name, stage in first.items()]))
+    numbers = torch.cat([_numbers(name, stage, num_texts).flatten() for name, stage in first.items()])
+    pairs: Tensor = torch.unique(numbers)
+    return pairs
 
 
 def _numbers(direction: str, first: FirstStage, num_texts: int) -> Tensor:
     """The number of the pair of each query and its first candidates, int64 (Q, k), as `_pairs` counts."""
     queries = torch.arange(len(first.candidates))[:, None].expand_as(first.candidates)
     videos, texts = (first.candidates, queries) if direction == "text_to_video" else (queries, first.candidates)
-    numbers: Tensor = videos * num_texts + texts
-    return numbers
+    return videos * num_texts + texts
 
 
 def _wanted(gallery: Gallery, pairs: Tensor) -> dict[str, Sequence[int]]:

@@ -42,6 +42,7 @@ from twinreel.losses.matching import (
     answer_binary_cross_entropy,
     answer_cross_entropy,
     choice_cross_entropy,
+    match_and_choice,
     match_cross_entropy,
     match_hinge,
     pretraining_loss,
@@ -63,6 +64,7 @@ __all__ = [
     "clip_bag",
     "cross_entropy",
     "info_nce",
+    "match_and_choice",
     "match_cross_entropy",
     "match_hinge",
     "milnce",
@@ -83,6 +85,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "binary_cross_entropy": binary_cross_entropy,
     "match_cross_entropy": match_cross_entropy,
     "match_hinge": match_hinge,
+    "match_and_choice": match_and_choice,
     "choice_cross_entropy": choice_cross_entropy,
     "answer_cross_entropy": answer_cross_entropy,
     "answer_binary_cross_entropy": answer_binary_cross_entropy,
@@ -91,7 +94,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 CLASS_LOSSES: tuple[Callable[..., Tensor], ...] = (cross_entropy, binary_cross_entropy)
 # Names of the losses of pairs of a video and a text, by the goal, the usual one first: logits (B, C, R, K).
 MATCHING_LOSSES: dict[str, tuple[str, ...]] = {
-    "retrieval": ("match_cross_entropy", "match_hinge", "choice_cross_entropy"),
+    "retrieval": ("match_cross_entropy", "match_hinge", "match_and_choice", "choice_cross_entropy"),
     "multiple_choice": ("choice_cross_entropy",),
     "question_answering": ("answer_cross_entropy", "answer_binary_cross_entropy"),
 }

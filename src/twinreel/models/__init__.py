@@ -353,7 +353,7 @@ def _take_heads(builder: Callable[..., Any], arguments: dict[str, Any], weights:
     published = not assumed and weights.layout == "clipbert" and heads * 64 == arguments["hidden_size"]
     if warn and not published:
         _log.warning(
-            "%s does not say how many attention heads it has; taken: %s (another number, num_heads, gives other scores)",
+            "%s does not say how many attention heads it has; taken: %s (num_heads; another number gives other scores)",
             weights.source,
             heads,
         )

@@ -153,7 +153,7 @@ class VideoTextMatching(nn.Module):
                 return "it has options, and task.goal=question_answering takes open questions; set multiple_choice"
             if not captions:
                 return "no question; task.goal=question_answering needs a column question (or caption)"
-            if len(row.labels) > 1 and self.loss is answer_cross_entropy:
+            if where == "training" and len(row.labels) > 1 and self.loss is answer_cross_entropy:
                 return (
                     f"{len(row.labels)} answers, and task.loss=answer_cross_entropy wants one; give one, or set "
                     "task.loss=answer_binary_cross_entropy"

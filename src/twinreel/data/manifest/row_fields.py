@@ -103,7 +103,7 @@ def _json_list(name: str, value: Any, cells: bool) -> list[Any]:
     if cells:
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = str(value)
     if not isinstance(value, list):
         raise ValueError(f'{name} must be a JSON list such as ["one", "two"], got {value!r}')
