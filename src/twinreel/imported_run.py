@@ -259,6 +259,8 @@ def _founding(path: Path, taken: Mapping[str, str]) -> dict[str, tuple[Any, str]
                 "channels, blue first"
             )
     found = {ours: (values[key], key) for key, ours in _FOUNDING.items() if values.get(key) is not None}
+    if "model.preprocessing.frame_stride" in taken:
+        found.pop("model.preprocessing.frame_rate", None)
     task, loss = values.get("task"), values.get("loss_type")
     if task in _CHOICES:
         found |= {"task.goal": ("multiple_choice", "task"), "task.loss": ("choice_cross_entropy", "task")}

@@ -48,10 +48,31 @@ def test_it_is_judged_and_used_as_a_run_is(place, run):
     assert named.code == 0 and "pour" in named.out, named
 
 
+def test_what_is_asked_for_goes_before_what_was_published(place):
+    words = ("model.dropout=0.25", "model.preprocessing.frame_stride=3", "eval.num_clips=2", "eval.combine_views=max")
+    outcome = twinreel("import", place / "X3D_S.pyth", *words, "--run", place / "asked")
+    assert outcome.code == 0, outcome
+    assert "from command line: model.dropout=0.25, model.preprocessing.frame_stride=3, eval.num_clips=2" in outcome.out
+    assert f"twinreel predict {place / 'asked'} VIDEO\n" in outcome.out
+    loaded = load_run(place / "asked")
+    assert (loaded.recipe.eval.num_clips, loaded.recipe.eval.combine_views) == (2, "max")
+    assert (loaded.model.preprocessing.frame_stride, loaded.model.preprocessing.frame_rate) == (3, None)
+    assert loaded.recipe.model.preprocessing.frame_stride == 3
+    assert [part.p for part in loaded.model.modules() if isinstance(part, torch.nn.Dropout)] == [0.25]
+
+
 def test_what_is_refused(place, run):
     file = place / "X3D_S.pyth"
     twinreel("import", file, "--run", run).fails("is not an empty folder")
     twinreel("import", file, "--run", place / "b", "--inspect").fails("--run goes with neither --out nor --inspect")
+    twinreel("import", file, "eval.num_clips=3").fails("eval.num_clips=3 goes with --run")
+    for words, said in (
+        ("train.seed=3", "nothing is trained here; what can be set begins with model., task., data., eval."),
+        ("model.name=x3d_m", "model.name is not set here: --model says it"),
+        ("eval.num_clipz=3", "unknown key eval.num_clipz"),
+        ("model.num_blocks=3", "unknown key model.num_blocks"),
+    ):
+        twinreel("import", file, words, "--run", place / "c").fails(said)
     twinreel("import", file, "--class-names", place / "names.txt").fails("--class-names goes with --run")
     (place / "two.txt").write_text("cut\nstir\n")
     twinreel("import", file, "--run", place / "c", "--class-names", place / "two.txt").fails(

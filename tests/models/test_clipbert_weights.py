@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
+from twinreel.checkpoint import save_checkpoint
 from twinreel.cli import app
 from twinreel.errors import CheckpointError, ConfigError, TwinreelError
 from twinreel.imported_run import import_run
@@ -224,10 +225,84 @@ def model_heads(model: ClipBert) -> int:
     return int(layer.attention.self.num_heads)
 
 
+def positions(model: ClipBert) -> tuple[int, ...]:
+    """Rows and columns of the grid of a picture, which follow from grid_pool."""
+    return tuple(model.encode_grid(torch.zeros(1, 3, 1, 64, 64)).shape[1:3])
+
+
 def test_heads_of_a_run_stay_the_builders():
     model: Any = create_model("clipbert_small", hidden_size=64, vocab_size=30)
     again: Any = create_model("clipbert_small", hidden_size=64, weights=model.state_dict())
     assert model_heads(model) == model_heads(again) == 4  # not the 64 numbers a head of founding files
+
+
+def checkpoint(run: Path, **options: Any) -> tuple[ClipBert, Path]:
+    """A small ClipBERT and its file, with its model.json, in a checkpoint of a run."""
+    torch.manual_seed(3)
+    reads = {"num_frames": 3, "frame_rate": 1.0, "crop_size": 32, "fit": "pad"}
+    options = {"hidden_size": 128, "num_heads": 2, "max_text_tokens": 9, "grid_pool": 2, "vocab_size": 30, **options}
+    model: Any = create_model("clipbert_small", **options, preprocessing=reads)
+    description = {"name": "clipbert_small", "options": options, "preprocessing": model.preprocessing.to_dict()}
+    return model, save_checkpoint(run, 1, model, description, {}) / "weights.safetensors"
+
+
+@pytest.mark.parametrize("scope", ["all", "backbone"])
+def test_a_checkpoint_of_our_own_says_what_no_shape_shows(tmp_path: Path, scope: Any):
+    model, path = checkpoint(tmp_path)
+    again: Any = create_model("clipbert_small", weights=path, weights_scope=scope)
+    assert (model_heads(again), positions(again), again.preprocessing) == (2, positions(model), model.preprocessing)
+    assert again.max_text_tokens == (9 if scope == "all" else 20)
+    assert again.imported_options["num_heads"] == 2  # the next model.json says it, too
+    grid, tokens = torch.randn(1, 2, 2, 128), torch.randint(30, (1, 2, 9))
+    if scope == "all":
+        assert torch.equal(again.match(grid, tokens), model.eval().match(grid, tokens))
+    other: Any = create_model("clipbert_small", weights=path, max_text_tokens=12, preprocessing={"num_frames": 1})
+    assert (other.max_text_tokens, other.preprocessing.num_frames, other.preprocessing.crop_size) == (12, 1, 32)
+    with pytest.raises(ConfigError, match="num_heads is 2 in the weights, but 4 was asked for"):
+        create_model("clipbert_small", weights=path, num_heads=4, weights_scope=scope)
+    with pytest.raises(
+        CheckpointError, match=r"num_heads is 2 in the weights, and 4 in the model; set model\.num_heads=2"
+    ):
+        load_partial(create_model("clipbert_small", vocab_size=30), "transformer.bert", path)
+    assert sizes_of_parts({"transformer.bert": path})["num_heads"] == 2
+
+
+def test_a_checkpoint_of_our_own_and_another_model(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    _, path = checkpoint(tmp_path, hidden_size=64, num_heads=8, cnn_width=8, cnn_norm="frozen", cnn_blocks=(1, 1, 1, 1))
+    model: Any = create_model("clipbert_base", weights=path, **CNN)
+    assert model_heads(model) == 8 and model.max_text_tokens == 20
+    assert "is of a clipbert_small; here it starts a clipbert_base" in caplog.text
+    (path.with_name("model.json")).write_text("{}")
+    with pytest.raises(CheckpointError, match=r"model\.json: the description of the weights beside it is damaged"):
+        read_weights(path)
+
+
+def test_heads_that_nothing_states_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    model, path = checkpoint(tmp_path)
+    (path.parent / "model.json").unlink()
+    for weights in (path, model.state_dict()):
+        caplog.clear()
+        again: Any = create_model("clipbert_small", weights=weights)
+        assert model_heads(again) == again.imported_options["num_heads"] == 4
+        assert "does not say how many attention heads it has; taken: 4" in caplog.text
+    caplog.clear()
+    create_model("clipbert_small", weights=path, num_heads=2)
+    create_model("clipbert_small", weights=read_weights(path))
+    assert caplog.text == ""
+
+
+def a_tower() -> torch.nn.Module:
+    return torch.nn.Conv2d(3, 4, 16, 16)
+
+
+def test_a_file_starts_no_image_tower(tmp_path: Path):
+    """Its name is code: the user gives it."""
+    tower = f"{__name__}:a_tower"
+    _, path = checkpoint(tmp_path, image_tower=tower, num_heads=8)
+    with pytest.raises(ConfigError, match=rf"set model\.image_tower={tower}"):
+        create_model("clipbert_small", weights=path)
+    again: Any = create_model("clipbert_small", weights=path, image_tower=tower)
+    assert (model_heads(again), positions(again)) == (8, (2, 2))
 
 
 # --- the CNN
@@ -483,11 +558,85 @@ def test_a_run_folder_of_a_fine_tuned_file(tmp_path: Path):
     assert run.model.tokenize(["word3"], 4).tolist() == [[2, 8, 3, 0]] and run.model.num_outputs == 2
     video = torch.zeros(1, 3, 2, 64, 64)
     assert run.model(video, run.model.tokenize(["word3"])[None]).flatten().tolist() == [0.25, 4.0]
+    said = import_run(tmp_path / "model_step_1.pt", tmp_path / "run2", overrides=["model.max_text_tokens=12"])
+    assert said.taken == {"model.max_text_tokens": "command line"} and "task.pooling" in said.assumed
+    assert f"there is no {tmp_path.parent / 'log' / 'args.json'}" in said.to_table()
+    assert "model.preprocessing.frame_rate=2.0" in said.to_table()
     torch.save(table("clipbert_msrvtt_qa_tiny"), tmp_path / "qa.pt")
     with pytest.raises(
         ConfigError, match=r"\d+ outputs, a table of answers that is not in it, so it cannot judge which"
     ):
         import_run(tmp_path / "qa.pt", tmp_path / "qa")
+
+
+ARGUMENTS: dict[str, Any] = {"max_txt_len": 12, "num_frm": 3, "fps": 1, "max_img_size": 64, "score_agg_func": "mean"}
+
+
+def run_folder(folder: Path, table_name: str, **arguments: Any) -> Path:
+    """A run folder of ClipBERT's: weights, vocabulary and args.json; the file of weights."""
+    for name in ("ckpt", "log"):
+        (folder / name).mkdir(parents=True)
+    torch.save(table(table_name), folder / "ckpt" / "model_step_1.pt")
+    WordPiece((*SPECIAL_PIECES, *(f"word{number}" for number in range(995)))).save(folder / "ckpt" / "vocab.txt")
+    (folder / "log" / "args.json").write_text(json.dumps({**ARGUMENTS, "learning_rate": 5e-5, **arguments}))
+    return folder / "ckpt" / "model_step_1.pt"
+
+
+def test_a_run_is_judged_as_its_founding_arguments_say(tmp_path: Path):
+    from twinreel.assembly import load_run
+
+    file = run_folder(tmp_path, "clipbert_retrieval_tiny", loss_type="ce", task=None)
+    made = import_run(file, tmp_path / "run", overrides=["eval.num_clips=16", "model.max_text_tokens=10"])
+    run: Any = load_run(tmp_path / "run")
+    reads = run.model.preprocessing
+    assert (reads.num_frames, reads.frame_rate, reads.crop_size, run.task.pooling) == (3, 1.0, 64, "mean")
+    assert (run.model.max_text_tokens, run.recipe.eval.num_clips, run.recipe.eval.windows) == (10, 16, "clipbert")
+    assert run.recipe.model.preprocessing.crop_size == 64 and run.recipe.model.options["max_text_tokens"] == 10
+    assert made.assumed == ("model.num_heads", "eval.windows") and made.looked_for is None
+    text = made.to_table()
+    assert f"from {tmp_path / 'log' / 'args.json'}: model.preprocessing.num_frames=3, " in text
+    assert "from command line: eval.num_clips=16, model.max_text_tokens=10" in text
+    assert f"twinreel predict {tmp_path / 'run'} VIDEO --sentence TEXT" in text
+    assert made.to_json()["taken"]["task.pooling"] == {"value": "mean", "from": str(tmp_path / "log" / "args.json")}
+    import_run(file, tmp_path / "strides", overrides=["model.preprocessing.frame_stride=5"])
+    reads = load_run(tmp_path / "strides").model.preprocessing
+    assert (reads.frame_stride, reads.frame_rate) == (5, None)
+
+
+def test_founding_heads_that_choose(tmp_path: Path):
+    from twinreel.assembly import load_run
+
+    file = run_folder(tmp_path / "hinge", "clipbert_retrieval_rank_tiny", loss_type="rank")
+    import_run(file, tmp_path / "run")
+    assert load_run(tmp_path / "run").recipe.task.loss == "match_hinge"
+    file = run_folder(tmp_path / "choices", "clipbert_tgif_mc_tiny", task="action", score_agg_func="lse")
+    import_run(file, tmp_path / "mc")
+    run: Any = load_run(tmp_path / "mc")
+    assert (run.task.goal, run.recipe.task.loss, run.task.pooling) == ("multiple_choice", "choice_cross_entropy", "lse")
+    assert run.recipe.eval.windows == "clipbert_start"
+
+
+def test_founding_arguments_that_do_not_fit(tmp_path: Path):
+    for number, (arguments, asked, said) in enumerate(
+        (
+            ({"loss_type": "rank"}, [], r"has 2 outputs, and task\.loss=match_hinge wants 1"),
+            ({"num_frm": 0}, [], r"args\.json \(num_frm\): .*num_frames: got 0"),
+            ({"score_agg_func": "median"}, [], r"args\.json \(score_agg_func\): .*pooling"),
+            ({"task": "frameqa"}, [], "task=frameqa, whose table of answers is not in the weights"),
+            ({"img_pixel_mean": [1, 2, 3]}, [], r"give it as model\.preprocessing\.mean=\[\.\.\.\], .*blue first"),
+            ({}, ["model.hidden_size=32"], "hidden_size is 64 in the weights, but 32 was asked for"),
+            ({}, ["model.max_text_token=3"], r"did you mean model\.max_text_tokens"),
+            ({}, ["task.goal=question_answering"], "needs a table of answers, which is not in the weights"),
+            ({}, ["model.vocabulary=x.txt"], "model.vocabulary is not set here: --vocabulary says it"),
+        )
+    ):
+        file = run_folder(tmp_path / str(number), "clipbert_retrieval_tiny", **arguments)
+        with pytest.raises(ConfigError, match=said):
+            import_run(file, tmp_path / "run", overrides=asked)
+        assert not (tmp_path / "run" / "checkpoints").exists()
+    (file.parent.parent / "log" / "args.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"args\.json: cannot be read as JSON"):
+        import_run(file, tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", ["retrieval", "retrieval_rank", "msrvtt_qa", "frameqa", "tgif_mc", "vqa"])

@@ -1,5 +1,7 @@
 """Convolutions done another way give the numbers of the plain ones."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from twinreel.models import MODELS
 from twinreel.models.depthwise import DepthwiseConv3d
 from twinreel.models.half_on_cpu import RoomyConvolutions
 from twinreel.models.preferred import PREFERRED, preferred
+from twinreel.models.training_modes import checkpoint_activations
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -94,3 +97,18 @@ def test_without_instructions_for_bf16_a_cpu_gets_fp32(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     assert preferred("slowfast_4x16_r50", "cpu", "auto") == ("contiguous", "fp32")
     assert preferred("s3dg", "cpu", "bf16") == ("channels_last", "bf16")
+
+
+def test_a_recomputation_has_roomy_convolutions_too():
+    small = nn.Sequential(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(4)), nn.Flatten())
+    plain = copy.deepcopy(small)
+    checkpoint_activations(small)
+    video = torch.randn(2, 4, 2, 2)
+    gradients = []
+    for net in (small, plain):
+        with RoomyConvolutions(), torch.autocast("cpu", torch.bfloat16):
+            loss = net(video).float().square().sum()
+        loss.backward()
+        gradients.append(net[0][0].weight.grad)
+    assert torch.equal(*gradients)
+    assert torch.equal(small[0][2].running_mean, plain[0][2].running_mean)

@@ -321,6 +321,8 @@ def test_wrong_captions_are_those_that_the_model_can_tell_apart(grey):
             wrong = matching._WrongCaptions(gallery, columns, number)(query, query)
             assert len(wrong) == number and {int(columns[place]) for place in wrong} == {right}
     assert matching._WrongCaptions(gallery, columns, 5)(0, 0) is None
+    others = torch.tensor([0, 1, 1, 1, 2])
+    assert {int(others[place]) for place in matching._WrongCaptions(gallery, others, 2)(0, 0)} == {1, 2}
     assert "loss" in judge(Brightness(), listed, task(num_negatives=4)).metrics
 
 
@@ -373,6 +375,9 @@ def test_progress_counts_pairs_to_the_end(grey, monkeypatch, tmp_path):
     judge(Brightness(), listed, report=lambda *numbers: seen.append(numbers), allow_missing=True, batch_size=2)
     done = [number for number, _ in seen]
     assert done == sorted(set(done)) and seen[-1] == (25, 25) and len(done) > 4 and {total for _, total in seen} == {25}
+    seen.clear()
+    judge(Brightness(), listed[:4], report=lambda *numbers: seen.append(numbers), batch_size=2)
+    assert seen.count((16, 16)) == 1 and seen[-1] == (16, 16)
     now = iter([100.0, 110.0, 140.0])
     monkeypatch.setattr("twinreel.evaluation.report.time.monotonic", lambda: next(now))
     report = spoken(task(), lambda words, last: said.append((words, last)))

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-__all__ = ["RoomyConvolutions"]
+__all__ = ["RoomyConvolutions", "roomy_convolutions_active"]
 
 _ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _DEFAULTS: dict[str, Any] = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
@@ -29,7 +29,7 @@ class RoomyConvolutions(TorchFunctionMode):
     """A context in which every convolution has an input at least as large as its kernel; the numbers are the same.
 
     It must hold for the forward pass alone: the backward pass follows what was computed there. A recomputation of
-    activations is a forward pass.
+    activations is a forward pass, but one without modes: it must enter this one again.
     """
 
     def __torch_function__(
@@ -47,6 +47,12 @@ class RoomyConvolutions(TorchFunctionMode):
         given = _DEFAULTS | dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
         given["input"], given["padding"] = _roomy(given, dimensions)
         return func(**given)
+
+
+def roomy_convolutions_active() -> bool:
+    """Whether the code that asks runs in a `RoomyConvolutions`."""
+    stack: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(isinstance(mode, RoomyConvolutions) for mode in stack)
 
 
 def _roomy(given: Mapping[str, Any], dimensions: int) -> tuple[Tensor, Any]:

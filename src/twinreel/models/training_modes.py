@@ -16,6 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils.checkpoint import checkpoint
 
 from twinreel.errors import ConfigError
+from twinreel.models.half_on_cpu import RoomyConvolutions, roomy_convolutions_active
 
 __all__ = ["BatchNormMode", "apply_batch_norm", "batch_norms", "checkpoint_activations", "paused_statistics"]
 
@@ -88,6 +89,26 @@ def paused_statistics(model: nn.Module) -> AbstractContextManager[None]:
     return _PausedStatistics(model)
 
 
+class _Recomputation(AbstractContextManager[None]):
+    """What a second run needs to be the first once more: statistics stand still, and convolutions are made roomy where
+    they were. The backward pass, in which it happens, has no function modes.
+    """
+
+    def __init__(self, block: nn.Module) -> None:
+        self._statistics = paused_statistics(block)
+        self._roomy = RoomyConvolutions() if roomy_convolutions_active() else nullcontext()
+
+    def __enter__(self) -> None:
+        self._statistics.__enter__()
+        self._roomy.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._roomy.__exit__(kind, error, trace)
+        self._statistics.__exit__(kind, error, trace)
+
+
 def checkpoint_activations(model: nn.Module) -> int:
     """Let a model's blocks recompute their activations in the backward pass instead of keeping them.
 
@@ -147,5 +168,5 @@ def _checkpointed_forward(block: nn.Module, *inputs: Any, **options: Any) -> Any
     plain: Any = block.plain_forward
     if not (block.training and torch.is_grad_enabled()):
         return plain(*inputs, **options)
-    contexts = (nullcontext(), paused_statistics(block))  # of the first run, of the recomputation
+    contexts = (nullcontext(), _Recomputation(block))  # of the first run, of the second
     return checkpoint(plain, *inputs, use_reentrant=False, context_fn=lambda: contexts, **options)
