@@ -74,7 +74,7 @@ def test_a_killed_run_goes_on_bit_for_bit(videos, tmp_path, monkeypatch, options
     assert_same_runs(tmp_path / "whole", tmp_path / "killed")
 
 
-@pytest.mark.parametrize("option", ["train.activation_checkpointing=true", "train.precision=bf16"])
+@pytest.mark.parametrize("option", ["train.activation_checkpointing=true", "train.precision=bf16", "both"])
 def test_clipbert_itself_goes_on_bit_for_bit(videos, tmp_path, monkeypatch, option):
     wanted = matching_recipe(videos, *SMALL, option, name="clipbert_small")
     train(wanted, tmp_path / "whole", quiet=True)
