@@ -316,6 +316,10 @@ def _word_pieces(section: ModelSection, captions: Iterable[str]) -> WordPiece | 
     if ":" in section.name:
         return None  # the user's own brings what it needs
     weights = section.weights
+    beside = Path(weights).parent / "vocabulary.json" if isinstance(weights, str) else None
+    if beside is not None and beside.is_file():
+        _log.info("the words are those of %s, beside the weights", beside)
+        return WordPiece.load(beside)  # of a checkpoint of ours
     if isinstance(weights, str) or any(prefix.startswith("transformer") for prefix in weights or ()):
         raise ConfigError(
             "model.vocabulary is missing: the text side of these weights was trained with a vocab.txt, whose order of "
@@ -394,13 +398,20 @@ class Run:
         return weights_file(self.checkpoint, averaged=True) != weights_file(self.checkpoint)
 
 
-def load_run(folder: str | Path, checkpoint: str | None = None, overrides: Sequence[str] = ()) -> Run:
+def load_run(
+    folder: str | Path,
+    checkpoint: str | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    eval_source: str | None = None,
+) -> Run:
     """Load a run folder: its recipe (with overrides), model and task.
 
     Args:
         folder: what `twinreel train --out` wrote.
         checkpoint: `last`, `best`, `step_N`; None = best if there is one, else last.
         overrides: `section.key=value`.
+        eval_source: what it is judged by instead of its `eval.source`; `overrides` may hold options of it.
 
     Raises:
         CheckpointError: no run there, or no such checkpoint.
@@ -408,7 +419,7 @@ def load_run(folder: str | Path, checkpoint: str | None = None, overrides: Seque
     folder = Path(folder)
     if not (folder / "recipe.yaml").is_file():
         raise CheckpointError(f"{folder}: not a run folder (no recipe.yaml); give what `twinreel train --out` wrote")
-    recipe = load_recipe(folder / "recipe.yaml", overrides)
+    recipe = load_recipe(folder / "recipe.yaml", overrides, eval_source=eval_source)
     refuse_idle_overrides(folder, overrides)
     if checkpoint is None and (folder / "checkpoints" / "best").exists():
         checkpoint = "best"

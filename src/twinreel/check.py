@@ -25,7 +25,7 @@ from twinreel.gradients import GradientStep
 from twinreel.models.preprocessing import Preprocessing
 from twinreel.parts import Parts, build_parts, for_device, read_batches
 from twinreel.recipe import Recipe
-from twinreel.start_line import collection_notes
+from twinreel.start_line import collection_notes, unknown_pieces
 from twinreel.tasks import ActionRecognition, VideoTextMatching
 from twinreel.trial import try_steps
 
@@ -189,7 +189,9 @@ def _wording_facts(parts: Parts, captions: Sequence[str]) -> dict[str, Any]:
     if isinstance(parts.task, VideoTextMatching):
         most_pieces: int = parts.model.max_text_tokens - 2  # type: ignore[operator, assignment]
         cut = sum(len(vocabulary.encode(text)) > most_pieces for text in captions)
-        return facts | {"vocabulary": f"{len(vocabulary)} pieces; {cut} captions are cut at {most_pieces} of them"}
+        unknown_share = unknown_pieces(vocabulary, captions)
+        words = f"{len(vocabulary)} pieces, {unknown_share:.1%} of the captions' are unknown"
+        return facts | {"vocabulary": f"{words}; {cut} captions are cut at {most_pieces} of them"}
     unknown: Counter[str] = vocabulary.unknown_words(captions)
     silent = sum(not vocabulary.encode(text) for text in captions)
     most = ", ".join(f"{word} ({count})" for word, count in unknown.most_common(5))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -244,7 +244,7 @@ def search_collection(
 ) -> list[Found]:
     """The windows of an index that fit a sentence best; of overlapping ones in a video only the best.
 
-    With `rerank.run` the first `rerank.k` windows are looked at again by that run and put in its order; the others
+    With `rerank.run` the first `rerank.k` of these are looked at again by that run and put in its order; the others
     follow in the order of the index's own run.
 
     Args:
@@ -277,11 +277,12 @@ def search_collection(
     videos = torch.cat([load_file(part.with_suffix(".safetensors"))["embeddings"] for part in parts])
     scores = loaded.towers.similarity(videos, embed_known(loaded, [sentence]))[:, 0]
     order = torch.argsort(scores, descending=True, stable=True).tolist()
+    order = _apart(windows, order, top if second is None else max(top, second.k))
     again: dict[int, float] = {}
     if second is not None:
         again = _look_again(loaded, second, {i: windows[i] for i in order[: second.k]}, sentence, report)
         order = sorted(again, key=lambda i: -again[i]) + order[second.k :]
-    return _answers([_found(windows[i], float(scores[i]), again.get(i)) for i in order], top)
+    return [_found(windows[i], float(scores[i]), again.get(i)) for i in order[:top]]
 
 
 def _refuse_idle(overrides: Sequence[str], run: Run | None) -> None:
@@ -331,20 +332,19 @@ def _found(window: dict[str, Any], score: float, rerank_score: float | None) -> 
     return Found(id=window["row"], score=score, rerank_score=rerank_score, **kept)
 
 
-def _answers(ranked: Sequence[Found], top: int) -> list[Found]:
-    """The first few that do not overlap with a better one."""
-    answers: list[Found] = []
-    for found in ranked:
-        if not any(_overlap(found, other) for other in answers):
-            answers.append(found)
-        if len(answers) == top:
+def _apart(windows: Sequence[Mapping[str, Any]], order: Sequence[int], most: int) -> list[int]:
+    """The first of `order` that do not overlap with a better one, so many at most."""
+    kept: list[int] = []
+    taken: dict[str, list[tuple[float, float]]] = {}
+    for i in order:
+        start, end = windows[i]["start_seconds"], windows[i]["end_seconds"]
+        others = taken.setdefault(windows[i]["video"], [])
+        if not any(start < later and earlier < end for earlier, later in others):
+            others.append((start, end))
+            kept.append(i)
+        if len(kept) == most:
             break
-    return answers
-
-
-def _overlap(one: Found, other: Found) -> bool:
-    same = one.video == other.video
-    return same and one.start_seconds < other.end_seconds and other.start_seconds < one.end_seconds
+    return kept
 
 
 def embed_known(run: Run, sentences: Sequence[str]) -> Tensor:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
+from twinreel.data.captions import collection_captions
 from twinreel.evaluation import rows_in_common
 from twinreel.parts import Parts
 from twinreel.recipe import Recipe
 from twinreel.tasks import ActionRecognition, Contrastive, VideoTextMatching
+from twinreel.wordpiece import WordPiece
 
-__all__ = ["FEW_NEGATIVES", "collection_notes", "compared_clips", "num_negatives", "start_line"]
+__all__ = ["FEW_NEGATIVES", "collection_notes", "compared_clips", "num_negatives", "start_line", "unknown_pieces"]
 
 FEW_NEGATIVES = 32
+READ_CAPTIONS = 1000  # of a collection, to see whether a vocabulary fits
+LARGEST_UNKNOWN_SHARE = 0.2
 
 
 def compared_clips(recipe: Recipe, parts: Parts) -> int:
@@ -114,12 +120,26 @@ def collection_notes(parts: Parts) -> list[str]:
                 f"{lost} of {len(parts.rows)} training rows have an answer that is none of the {len(known)} outputs "
                 "(model.num_classes): nothing is learned from them"
             )
+    vocabulary = getattr(parts.model, "vocabulary", None)
+    if isinstance(vocabulary, WordPiece):
+        share = unknown_pieces(vocabulary, list(islice(collection_captions(parts.rows, []), READ_CAPTIONS)))
+        if share > LARGEST_UNKNOWN_SHARE:
+            notes.append(
+                f"{share:.0%} of the pieces of the captions are unknown to the vocabulary: is model.vocabulary the one "
+                "of these weights, and of this language?"
+            )
     shared = rows_in_common(parts.rows, parts.eval_rows)
     if shared:
         notes.append(
             f"{shared} of the {len(parts.eval_rows)} rows to judge by are training rows too: scores will flatter"
         )
     return notes
+
+
+def unknown_pieces(vocabulary: WordPiece, texts: Sequence[str]) -> float:
+    """The share of the pieces of texts that a vocabulary does not have; 0 for no texts."""
+    pieces = [piece for text in texts for piece in vocabulary.encode(text)]
+    return pieces.count(vocabulary.unk_id) / len(pieces) if pieces else 0.0
 
 
 def _counted(number: int, noun: str) -> str:

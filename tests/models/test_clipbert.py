@@ -409,3 +409,35 @@ def test_inputs_that_do_not_fit() -> None:
     for tokens in (tokens_of(1, 1)[0], tokens_of(1, 1).int(), tokens_of(1, 1)[:, :0]):
         with pytest.raises(ConfigError, match=r"wants word ids int64 \(B, R, L\)"):
             model.match(grid, tokens)
+
+
+def needs_an_argument(size):
+    raise AssertionError("never called")
+
+
+class OneSize(nn.Conv2d):
+    """Takes pictures of 64 pixels only, and says how many channels it has."""
+
+    num_channels = 5
+
+    def __init__(self):
+        super().__init__(3, 5, 8, 8)
+
+    def forward(self, pixels):
+        assert pixels.shape[2:] == (64, 64)
+        return super().forward(pixels)
+
+
+def test_a_tower_that_wants_an_argument_is_refused_in_words():
+    with pytest.raises(ConfigError, match=r"needs size; it is called without arguments"):
+        clipbert_small(image_tower=f"{__name__}:needs_an_argument")
+
+
+def test_a_tower_of_one_size_may_say_its_channels():
+    model = clipbert_small(image_tower=f"{__name__}:OneSize")
+    assert model.encode_grid(torch.zeros(1, 3, 2, 64, 64)).shape[:3] == (1, 8, 8)
+
+
+def test_our_own_frozen_norms_are_taken_as_they_are():
+    weights = FrozenBatchNorm(4).state_dict()
+    assert weights._metadata[""]["version"] == 3  # below it 1e-5 would be taken off, see models/weights/clipbert.py

@@ -82,5 +82,7 @@ def test_options_alone_are_no_paragraph_and_stay_as_they_are(tmp_path: Path) -> 
 @pytest.mark.parametrize("captions", [(), track((" ", 0.0, 1.0))])
 def test_a_row_without_words_is_refused_by_name(make: object, captions: tuple[Caption, ...]) -> None:
     assert callable(make)
-    with pytest.raises(DataError, match=r"row 'q': no caption with text; data.caption_rows=caption and paragraph"):
+    with pytest.raises(
+        DataError, match=r"row 'q' \(v\): no caption with text; data.caption_rows=caption and paragraph"
+    ):
         make([*ROWS, Clip(id="q", video="v", captions=captions)])

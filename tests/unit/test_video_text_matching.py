@@ -136,7 +136,7 @@ def test_a_tie_is_no_right_answer_in_training_either():
     ],
 )
 def test_rows_that_do_not_do_are_named(task, row, words):
-    with pytest.raises(DataError, match=rf"^v1 \(training\): {words}"):
+    with pytest.raises(DataError, match=rf"^v1 \(training, a\.mp4\): {words}"):
         task.check([Clip(id="v1", video="a.mp4", **row)], "training")
 
 

@@ -55,7 +55,10 @@ def _spoken(row: Clip) -> Sequence[Caption]:
     """The captions of a row that have text, at least one."""
     captions = [caption for caption in row_captions(row) if caption.text.strip()]
     if not captions:
-        raise DataError(f"row {row.id!r}: no caption with text; data.caption_rows=caption and paragraph need one a row")
+        raise DataError(
+            f"row {row.id!r} ({row.video}): no caption with text; data.caption_rows=caption and paragraph need one a "
+            "row. Rows with options want data.caption_rows=video"
+        )
     return captions
 
 

@@ -72,9 +72,10 @@ class NegativeCaptions:
 
     def _check(self) -> None:
         if len(self.names) <= self.num_negatives:
+            lower = "lower it, or " * (len(self.names) > 1)
             raise DataError(
                 f"task.num_negatives={self.num_negatives} wrong captions a video come from other videos, and there are "
-                f"only {len(self.names)} in all; lower it, or give more videos"
+                f"only {len(self.names)} in all; {lower}give more videos"
             )
         if any(row.caption_file is not None for row in self.rows):
             return  # they are not all read before the first step

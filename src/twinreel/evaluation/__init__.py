@@ -132,7 +132,7 @@ def evaluate(
     """
     files = [None if path is None else Path(path) for path in (predictions, confusion)]
     check_result_files(*files)
-    loaded = run if isinstance(run, Run) else load_run(run, checkpoint, overrides)
+    loaded = run if isinstance(run, Run) else load_run(run, checkpoint, overrides, eval_source=source)
     _refuse_files(loaded, *files)
     second = load_second_stage(loaded.recipe.rerank, loaded)
     asked = {override.partition("=")[0] for override in overrides}
@@ -147,7 +147,7 @@ def evaluate(
         chosen = on_main(lambda: loaded.checkpoint.name)
         with together():
             if chosen != loaded.checkpoint.name:  # a run that still trains has moved `best` in between
-                loaded = load_run(loaded.folder, chosen, overrides)
+                loaded = load_run(loaded.folder, chosen, overrides, eval_source=source)
         if second is not None:
             second = replace(second.agreed(), say=say)
         result = evaluate_task(

@@ -100,9 +100,9 @@ def _refuse_absent(rows: Sequence[Clip], section: EvalSection) -> None:
     """
     if section.allow_missing:
         return
-    faults = [Fault(id=row.id, video=row.video, reason=f"{row.video}: no such file") for row in missing_videos(rows)]
-    absent = {fault.id for fault in faults}
-    refuse_missing(faults, torch.tensor([row.id not in absent for row in rows]), section)
+    absent = dict.fromkeys(row.video for row in missing_videos(rows))
+    faults = [Fault(id=video, video=video, reason=f"{video}: no such file") for video in absent]
+    refuse_missing(faults, torch.tensor([video not in absent for video in {row.video for row in rows}]), section)
 
 
 def _judge_of(task: VideoTextMatching, rows: Sequence[Clip]) -> Judge:

@@ -164,12 +164,12 @@ def compare_pairs(
     matcher: Any = model
 
     def look(video: Tensor) -> Tensor:
-        count.clips += len(video)
         grid: Tensor = matcher.encode_grid(video)
         return grid
 
     def take(block: range, batch: Batch, grids: Tensor) -> None:
         count.faults += len(batch.faults)
+        count.clips += int(batch.valid.sum()) * rules.clips_a_row
         if count.faults and not allow_missing:
             return
         at_once = max(1, batch_size // grids.shape[1])
@@ -232,7 +232,7 @@ def views_facts(task: VideoTextMatching, section: EvalSection, rules: ViewRules,
         "frames": frames_fact(rules.preprocessing, section.windows),
         "repeated_frames": f"{compared.repeated_frames} of {frames} (the last one of a video shorter than a clip)",
         "crop": rules.framing,
-        "cnn": f"{compared.num_clips} clips of {len(compared.valid)} videos, each once",
+        "cnn": f"{compared.num_clips} clips of {int(compared.valid.sum())} videos, each once",
         "seconds": f"{compared.seconds:.1f}{speed}",
     }
 

@@ -113,10 +113,10 @@ def view_blocks(
         for batch in batches:
             batch = batch if transform is None else transform(batch)
             num_rows, num_views = batch.frames.shape[:2]
-            clips = _in_pieces(batch, rules.preprocessing, look, device, batch_size)
+            clips = _seen(batch, rules.preprocessing, look, device, batch_size)
             number = rank + size * len(done)
             done.append((number, Seen(batch.valid, batch.faults, batch.repeated_frames)))
-            take(blocks[number], batch, clips.view(num_rows, num_views, *clips.shape[1:]))
+            take(blocks[number], batch, clips.view(num_rows, num_views, *clips.shape[1:]))  # zeros where unreadable
     parts = in_order(done)
     return Seen(
         torch.cat([part.valid for part in parts]),
@@ -171,6 +171,22 @@ def blocks_of(num_rows: int, rules: ViewRules, batch_size: int) -> list[range]:
     """The places of the rows that are looked at together; block i belongs to process i modulo their number."""
     at_once = _rows_at_once(rules, batch_size)
     return [range(first, min(first + at_once, num_rows)) for first in range(0, num_rows, at_once)]
+
+
+def _seen(
+    batch: Batch, preprocessing: Preprocessing, look: Callable[[Tensor], Tensor], device: torch.device, most: int
+) -> Tensor:
+    """Results of all clips of a batch, flat; of rows that could not be read zeros, without looking."""
+    if bool(batch.valid.all()):
+        return _in_pieces(batch, preprocessing, look, device, most)
+    some = batch.valid.to(batch.frames.device)
+    frames = batch.frames[some] if bool(some.any()) else batch.frames[:1]  # one, for the shape of a result
+    clips = _in_pieces(dataclasses.replace(batch, frames=frames), preprocessing, look, device, most)
+    num_rows, num_views = batch.frames.shape[:2]
+    whole = clips.new_zeros(num_rows, num_views, *clips.shape[1:])
+    if bool(some.any()):
+        whole[some.to(whole.device)] = clips.view(-1, num_views, *clips.shape[1:])
+    return whole.flatten(0, 1)
 
 
 def _in_pieces(

@@ -333,7 +333,7 @@ def _take_sizes(
         new_head = any(problem.partition(" ")[0] not in of_backbone for problem in problems)
         raise ConfigError(
             f"model {name}, weights {weights.source}: {'; '.join(problems)}; set these options to what the "
-            "weights have or leave them out" + (', or use weights_scope="backbone" for a new head' if new_head else "")
+            "weights have or leave them out" + (", or use weights_scope=backbone for a new head" if new_head else "")
         )
     # The table is in the weights: its file of word vectors is not read again, but still means a frozen table.
     if scope == "all" and "text_tower.word_embd.weight" in weights.tensors and "word_vectors" in takes:

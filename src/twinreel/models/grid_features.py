@@ -35,6 +35,7 @@ class FrozenBatchNorm(nn.Module):
     running_mean: Tensor
     running_var: Tensor
     eps = 1e-5
+    _version = 3  # of detectron2's: 1e-5 is added to `running_var` when it is used; files of older ones have it in them
 
     def __init__(self, channels: int) -> None:
         super().__init__()

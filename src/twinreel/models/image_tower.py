@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from itertools import chain
 
 import torch
@@ -26,7 +27,18 @@ def load_image_tower(name: str) -> tuple[nn.Module, Preprocessing | None]:
     Raises:
         ConfigError: there is no such function, or it returns something else.
     """
-    tower = import_function(name, "image_tower")()
+    function = import_function(name, "image_tower")
+    needed = [
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if needed:
+        raise ConfigError(
+            f"image_tower {name} needs {', '.join(needed)}; it is called without arguments: give defaults"
+        )
+    tower = function()
     if not isinstance(tower, nn.Module):
         raise ConfigError(f"image_tower {name} returned a {type(tower).__name__}; it must return a torch.nn.Module")
     own = getattr(tower, "preprocessing", None)
@@ -39,7 +51,7 @@ def load_image_tower(name: str) -> tuple[nn.Module, Preprocessing | None]:
 
 
 def feature_channels(feature: nn.Module, size: int, name: str) -> int:
-    """How many channels a network's features have, found by showing it a black picture.
+    """How many channels a network's features have: its attribute `num_channels`, else found with a black picture.
 
     Args:
         feature: pixels (N, 3, H, W) -> (N, C, h, w); left in the mode that it is in.
@@ -49,6 +61,9 @@ def feature_channels(feature: nn.Module, size: int, name: str) -> int:
     Raises:
         ConfigError: the network fails on it, or what it gives is no such tensor.
     """
+    stated = getattr(feature, "num_channels", None)
+    if type(stated) is int and stated > 0:
+        return stated
     tensor = next(chain(feature.parameters(), feature.buffers()), torch.zeros(()))
     training = {part: part.training for part in feature.modules()}
     try:
@@ -57,7 +72,8 @@ def feature_channels(feature: nn.Module, size: int, name: str) -> int:
     except Exception as error:
         raise ConfigError(
             f"image_tower {name}: {type(feature).__name__} failed on pixels (1, 3, {size}, {size}): "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}. With an attribute num_channels or preprocessing it is "
+            "not tried at this size"
         ) from error
     finally:
         for part, mode in training.items():

@@ -44,15 +44,34 @@ _MODELS_OF: dict[str, Mapping[str, Callable[..., Any]]] = {
 }
 
 
-def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(name: str | Path, overrides: Sequence[str] = (), *, eval_source: str | None = None) -> Recipe:
     """A shipped recipe by name, or a YAML file, with `section.key=value` overrides.
+
+    Args:
+        name: of `list_recipes`, or a file.
+        overrides: laid over it.
+        eval_source: takes the place of its `eval.source` and `eval.manifest`; options of another source go with that.
 
     Raises:
         ConfigError: no such recipe, or anything in it is wrong; all problems at once.
     """
     if isinstance(overrides, str):
         raise ConfigError(f"overrides are a list of key=value; got the string {overrides!r}: write [{overrides!r}]")
-    return build_recipe(load_tree(find_recipe(str(name)), overrides))
+    tree = load_tree(find_recipe(str(name)), overrides)
+    if eval_source is not None:
+        _judge_by(tree, eval_source, overrides)
+    return build_recipe(tree)
+
+
+def _judge_by(tree: Tree, source: str, overrides: Sequence[str]) -> None:
+    values = tree.values.setdefault("eval", {})
+    if not isinstance(values, dict):
+        return  # reported by the typed validation
+    given = {override.partition("=")[0].partition(".")[2] for override in overrides if override.startswith("eval.")}
+    own = values.get("source") or _section_value(tree, "data", "source")
+    for key in [key for key in values if key not in EvalSection.model_fields and key not in given and own != source]:
+        del values[key]
+    values |= {"source": source, "manifest": None}
 
 
 def build_recipe(tree: Tree) -> Recipe:
@@ -119,8 +138,9 @@ def _fill_task_keys(tree: Tree) -> None:
     task = tree.values.get("task")
     if not isinstance(task, dict):
         return
-    if task.get("name") == "video_text_matching" and task.get("loss") is None:
-        task["loss"] = losses.MATCHING_LOSSES.get(str(task.get("goal", "retrieval")), ("",))[0]
+    usual = losses.MATCHING_LOSSES.get(str(task.get("goal", "retrieval")))
+    if task.get("name") == "video_text_matching" and task.get("loss") is None and usual is not None:
+        task["loss"] = usual[0]
     if task.get("name") != "action_recognition":
         return
     several, model = bool(task.get("multi_label")), tree.values.get("model")
@@ -144,7 +164,8 @@ def _losses_of(task: str, values: Mapping[str, Any]) -> dict[str, Callable[..., 
     """The losses that go with a task, of video_text_matching those of its goal."""
     if task == "video_text_matching":
         goal = str(values["task"].get("goal", "retrieval"))
-        return {name: losses.LOSSES[name] for name in losses.MATCHING_LOSSES.get(goal, ())}
+        known = losses.MATCHING_LOSSES.get(goal)
+        return dict(losses.LOSSES) if known is None else {name: losses.LOSSES[name] for name in known}
     matching = {name for names in losses.MATCHING_LOSSES.values() for name in names}
     classifies = task == "action_recognition"
     return {

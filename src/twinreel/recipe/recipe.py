@@ -51,7 +51,6 @@ _USED_BY: dict[str, tuple[str, ...]] = {
     "eval.grad_cam_layer": (_CLASSES,),
     "eval.max_words": (_TOWERS,),
     "eval.merge_equal_captions": (_TOWERS, _MATCHING),
-    "rerank.run": (_TOWERS,),
 }
 
 
@@ -92,6 +91,11 @@ class Recipe(Section):
             for name, users in _USED_BY.items()
             if self.task.name not in users and self._is_set(name)
         ]
+        if self.rerank.run is not None and self.task.name != _TOWERS:
+            problems.append(
+                f"rerank.run judges the answers of two towers again (task.name={_TOWERS}), and this is "
+                f"task.name={self.task.name}; evaluate a run of two towers with it"
+            )
         problems += self._class_problems() if self.task.name == _CLASSES else []
         problems += self._matching_problems() if self.task.name == _MATCHING else []
         return problems + self._best_metric_problems() + self._mixing_problems()

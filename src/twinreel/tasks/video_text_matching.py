@@ -141,7 +141,7 @@ class VideoTextMatching(nn.Module):
         for row in rows:
             problem = self._problem(row, where)
             if problem is not None:
-                raise DataError(f"{row.id} ({where}): {problem}")
+                raise DataError(f"{row.id} ({where}, {row.video}): {problem}")
         counts = {len(row.options) for row in rows}
         if self.goal == "multiple_choice" and where == "training" and len(counts) > 1:
             raise DataError(f"{where} rows have {' and '.join(map(str, sorted(counts)))} options; give all as many")

@@ -224,7 +224,7 @@ def _check(
     prefixes = tuple(getattr(model, "head_prefixes", ()))
     head = not heads and prefixes and all(key.startswith(prefixes) for key in missing) and not extra
     if head and len(shapes) <= 2 and all(shape.startswith(_HEADS) for shape in shapes):
-        text += '. Only the heads differ: weights_scope="backbone" loads the rest and starts new heads'
+        text += ". Only the heads differ: weights_scope=backbone loads the rest and starts new heads"
     raise CheckpointError(text)
 
 

@@ -151,5 +151,5 @@ def _fits(given: Tensor, wanted: Tensor) -> bool:
 def _advice(model: nn.Module, problems: list[str], heads: tuple[str, ...]) -> str:
     prefixes = tuple(getattr(model, "head_prefixes", ()))
     if not heads and prefixes and all(name.startswith(prefixes) for name in problems):
-        return '. Only the heads differ: weights_scope="backbone" loads the rest and starts new heads'
+        return ". Only the heads differ: weights_scope=backbone loads the rest and starts new heads"
     return ". Create the model with the options that the weights were trained with"
