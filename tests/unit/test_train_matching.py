@@ -253,3 +253,17 @@ def test_captions_with_seconds_are_judged_in_them_where_rows_are_captions(tmp_pa
     }
     assert spans["data.caption_rows=caption"] == [(0.0, 0.5), (0.5, 1.0)]
     assert spans["data.caption_rows=video"] == [(None, None), (None, None)]
+
+
+def test_another_source_to_judge_by_brings_its_own_options(videos, tmp_path):
+    from twinreel.recipe import load_recipe
+
+    path = tmp_path / "recipe.yaml"
+    kept = matching_recipe(videos, "eval.source=generated", "eval.manifest=null", "eval.num_test_videos=6")
+    path.write_text(kept.to_yaml())
+    judged = load_recipe(path, ["eval.annotations=lists", "eval.num_clips=3"], eval_source="msrvtt").eval
+    assert (judged.source, judged.manifest, judged.num_clips) == ("msrvtt", None, 3)
+    assert judged.options["annotations"] == "lists" and "num_test_videos" not in judged.options
+    with pytest.raises(ConfigError, match=r"eval\.annotation"):
+        load_recipe(path, ["eval.annotation=lists"], eval_source="msrvtt")
+    assert load_recipe(path, eval_source="generated").eval.options["num_test_videos"] == 6

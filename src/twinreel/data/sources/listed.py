@@ -74,7 +74,7 @@ def find_list(base: Path, annotations: str | None, names: Sequence[str], source:
     where = " or ".join(f"'{folder}'" for folder in folders)
     raise DataError(
         f"source {source}: no {' or '.join(names)} in {where}; put it there, or name its folder: "
-        "data.annotations=FOLDER"
+        "data.annotations=FOLDER (eval.annotations where a run is judged by it)"
     )
 
 
