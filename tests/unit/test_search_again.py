@@ -230,3 +230,15 @@ def test_classes_are_not_sentences(video):
     classifier = _run(model=Reader(), task=SimpleNamespace(name="action_recognition"), recipe=matching_run(None).recipe)
     with pytest.raises(ConfigError, match=r"task.name=action_recognition, it has no embeddings of sentences"):
         predict(classifier, [video], ["a"])
+
+
+@pytest.mark.parametrize("k", [1, 3, 4])
+def test_k_answers_are_judged_again_and_no_window_in_vain(index, monkeypatch, k):
+    plain = search_collection(index, SENTENCE, top=99)
+    model = Reader()
+    again(monkeypatch, model, k)
+    found = search_collection(index, SENTENCE, top=99)
+    assert [answer.rerank_score is not None for answer in found] == [place < k for place in range(len(plain))]
+    assert model.seen == k
+    assert {(one.video, one.start_seconds) for one in found} == {(one.video, one.start_seconds) for one in plain}
+    assert len(search_collection(index, SENTENCE, top=2)) == 2
