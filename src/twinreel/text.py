@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from twinreel.errors import ConfigError, DataError
 
-__all__ = ["Vocabulary"]
+__all__ = ["Vocabulary", "write_whole"]
 
 _WORD = re.compile(r"[\w']+")
 _SUFFIXES = (".npy", ".txt", ".json")
@@ -121,12 +121,7 @@ class Vocabulary:
             text = "\n".join(self.words)
         else:
             raise ConfigError(f"{path}: a vocabulary is saved as .json or .txt; got {path.suffix or 'no suffix'}")
-        partial = path.with_name(path.name + ".partial")
-        with partial.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        write_whole(path, text)
 
     def __len__(self) -> int:
         return len(self.words)
@@ -160,6 +155,16 @@ class Vocabulary:
         for caption in _sentences(captions):
             unknown.update(word for word in _split(caption, self.fold_case) if word not in self._ids)
         return unknown
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file under a temporary name, flush and rename it: an old one is replaced whole."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
 
 
 def _split(text: object, fold_case: bool) -> list[str]:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from twinreel.errors import ConfigError, DataError
-from twinreel.text import Vocabulary
+from twinreel.text import Vocabulary, write_whole
 
 __all__ = ["SPECIAL_PIECES", "WordPiece", "load_vocabulary"]
 
@@ -161,12 +161,7 @@ class WordPiece:
             text = "\n".join(self.words)
         else:
             raise ConfigError(f"{path}: a vocabulary is saved as .json or .txt; got {path.suffix or 'no suffix'}")
-        partial = path.with_name(path.name + ".partial")
-        with partial.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        write_whole(path, text)
 
     def __len__(self) -> int:
         return len(self.words)

@@ -16,7 +16,7 @@ from twinreel.data.clip import Batch
 from twinreel.data.mixing import mix_pairs
 from twinreel.errors import ConfigError
 from twinreel.models.classifier import activate
-from twinreel.tasks.whole import WholeModel, at_least_float32
+from twinreel.tasks.whole import WholeModel, logits_share
 
 __all__ = ["ActionRecognition", "ClassFacts", "Mixing"]
 
@@ -177,17 +177,9 @@ class ActionRecognition(nn.Module):
             A scalar, float32 whatever the precision of the model (float64 stays).
         """
         (logits,) = outputs
-        options = dict(self.loss_options)
-        shares = 1
-        if own is not None and "own" in self.takes:
-            options["own"] = own.to(logits.device)
-        elif own is not None:
-            shares = num_processes
-        with torch.autocast(logits.device.type, enabled=False):
-            logits = at_least_float32(logits)
-            targets = facts.targets.to(logits.device, logits.dtype)
-            loss = self.loss(logits, targets, valid=facts.valid.to(logits.device), **options)
-        return loss if shares == 1 else loss / shares
+        return logits_share(
+            self.loss, logits, facts.targets, facts.valid, self.loss_options, own=own, num_processes=num_processes
+        )
 
     def compute_loss(self, model: nn.Module, video: Tensor, batch: Batch) -> tuple[Tensor, int]:
         """The mean loss of a batch in one process, and over how many clips it is the mean.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from twinreel.data.clip import Batch, Clip
 from twinreel.errors import ConfigError, DataError
 from twinreel.losses import answer_cross_entropy, choice_cross_entropy, match_cross_entropy, pool_clips
-from twinreel.tasks.whole import WholeModel, at_least_float32
+from twinreel.tasks.whole import WholeModel, logits_share
 
 __all__ = ["Goal", "MatchFacts", "VideoTextMatching"]
 
@@ -276,17 +276,9 @@ class VideoTextMatching(nn.Module):
             A scalar, float32 whatever the precision of the model (float64 stays).
         """
         (logits,) = outputs
-        options = dict(self.loss_options)
-        shares = 1
-        if own is not None and "own" in self.takes:
-            options["own"] = own.to(logits.device)
-        elif own is not None:
-            shares = num_processes
-        with torch.autocast(logits.device.type, enabled=False):
-            logits = at_least_float32(logits)
-            targets = facts.targets.to(logits.device, logits.dtype)
-            loss = self.loss(logits, targets, valid=facts.usable.to(logits.device), **options)
-        return loss if shares == 1 else loss / shares
+        return logits_share(
+            self.loss, logits, facts.targets, facts.usable, self.loss_options, own=own, num_processes=num_processes
+        )
 
     def compute_loss(self, model: nn.Module, video: Tensor, batch: Batch) -> tuple[Tensor, int]:
         """The mean loss of a batch in one process, and over how many videos it is the mean.
