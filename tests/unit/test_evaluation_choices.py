@@ -149,7 +149,7 @@ def test_predictions_are_written_by_id(grey, tmp_path):
 def test_a_right_answer_that_is_no_option_is_refused(grey):
     row = options(grey, (1,))[0]
     for labels in ((3,), (-1,), ("n1",), (), (0, 1)):
-        with pytest.raises(DataError, match=r"v1 \(evaluation\): the answer is .* from 0 to 2"):
+        with pytest.raises(DataError, match=r"v1 \(evaluation, .*1\.mp4\): the answer is .* from 0 to 2"):
             judge(Brightness(), [replace(row, labels=labels)], retrieval())
     with pytest.raises(DataError, match=r"v1 \(evaluation\): no options"):
         judge(Brightness(num_outputs=1), grey_rows(grey, (1,)), choices())

@@ -258,7 +258,7 @@ def test_a_score_that_is_not_finite_is_refused_by_name(grey):
 def test_rows_that_do_not_go_together_are_refused(grey):
     with pytest.raises(DataError, match=r"no row to evaluate on; look at eval\.split"):
         judge(Brightness(), [])
-    with pytest.raises(DataError, match=r"v0 \(evaluation\): no caption"):
+    with pytest.raises(DataError, match=r"v0 \(evaluation, .*0\.mp4\): no caption"):
         judge(Brightness(), grey_rows(grey, range(2), lambda i: []))
     mixed = grey_rows(grey, range(2))
     mixed[0] = replace(mixed[0], options=("a", "b"), labels=(1,))

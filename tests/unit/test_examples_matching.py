@@ -77,7 +77,7 @@ def test_the_recipe_names_this_tower_and_tells_videos_apart_by_a_softmax(module:
     recipe = load_recipe(RECIPE, ["data.manifest=my_videos.csv"])
     assert recipe.model.options["image_tower"] == NAME
     assert import_function(NAME, "image_tower") is module.image_tower
-    assert (recipe.task.loss, recipe.task.negatives) == ("choice_cross_entropy", "in_batch")
+    assert (recipe.task.loss, recipe.task.negatives) == ("match_and_choice", "in_batch")
     assert recipe.task.num_negatives < recipe.train.global_batch_size
 
 
