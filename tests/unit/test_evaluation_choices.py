@@ -151,7 +151,7 @@ def test_a_right_answer_that_is_no_option_is_refused(grey):
     for labels in ((3,), (-1,), ("n1",), (), (0, 1)):
         with pytest.raises(DataError, match=r"v1 \(evaluation, .*1\.mp4\): the answer is .* from 0 to 2"):
             judge(Brightness(), [replace(row, labels=labels)], retrieval())
-    with pytest.raises(DataError, match=r"v1 \(evaluation\): no options"):
+    with pytest.raises(DataError, match=r"v1 \(evaluation, .*1\.mp4\): no options"):
         judge(Brightness(num_outputs=1), grey_rows(grey, (1,)), choices())
     with pytest.raises(DataError, match=r"v1 has options to choose from, and this run answers out of its own table"):
         judge(answering(), [row], answers())
