@@ -120,7 +120,9 @@ def test_eval_refuses_what_cannot_re_rank(stages, tmp_path):
     judge(f"rerank.run={stages.matching}", "rerank.checkpoint=step_77").fails("77")
     judge("rerank.k=5").fails("rerank.k: nothing is re-ranked", "rerank.run=FOLDER")
     judge("rerank.runn=x").fails("rerank.runn", "rerank.run")
-    judge(f"rerank.run={stages.matching}", run=stages.matching).fails("rerank.run judges the answers of two towers again")
+    judge(f"rerank.run={stages.matching}", run=stages.matching).fails(
+        "rerank.run judges the answers of two towers again"
+    )
 
 
 def test_a_classifier_is_not_re_ranked(stages, collection, tmp_path):
@@ -133,7 +135,9 @@ def test_a_classifier_is_not_re_ranked(stages, collection, tmp_path):
         "rerank": {"run": str(stages.matching)},
     }
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(recipe))
-    twinreel("train", tmp_path / "c.yaml", "--out", tmp_path / "c").fails("rerank.run judges the answers of two towers again")
+    twinreel("train", tmp_path / "c.yaml", "--out", tmp_path / "c").fails(
+        "rerank.run judges the answers of two towers again"
+    )
 
 
 # ---- search

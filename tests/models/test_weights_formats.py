@@ -66,7 +66,7 @@ def test_a_head_of_400_classes_for_7():  # B055
     with pytest.raises(CheckpointError) as caught:
         load_weights(model, pyth(source))
     assert "2 mis-shaped (head.projection.weight: file (400, " in str(caught.value)
-    assert 'Only the heads differ: weights_scope=backbone loads the rest' in str(caught.value)
+    assert "Only the heads differ: weights_scope=backbone loads the rest" in str(caught.value)
     assert same(model, before)
     report = load_weights(model, pyth(source), scope="backbone")
     head = ("head.projection.weight", "head.projection.bias")
