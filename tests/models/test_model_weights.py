@@ -133,7 +133,7 @@ def test_another_head_suggests_backbone_which_then_loads():
     model = tiny(1, embedding_size=8)
     source = copied(tiny(0))
     before = copied(model)
-    with pytest.raises(CheckpointError, match=r'Only the heads differ: weights_scope="backbone"'):
+    with pytest.raises(CheckpointError, match=r"Only the heads differ: weights_scope=backbone"):
         load_weights(model, source)
     assert same(model, before)
     report = load_weights(model, source, scope="backbone")

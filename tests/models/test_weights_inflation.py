@@ -159,7 +159,7 @@ def test_another_head_says_so_and_nothing_is_copied(resnet: ResNet2d):
         load_weights(model, resnet.state_dict())
     assert "a resnet_2d does not fit ResNet3D, nothing was loaded" in str(caught.value)
     assert "2 mis-shaped (fc.weight: file (1000, 2048) float32, model (400, 2048) float32" in str(caught.value)
-    assert 'Only the heads differ: weights_scope="backbone"' in str(caught.value)
+    assert "Only the heads differ: weights_scope=backbone" in str(caught.value)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
