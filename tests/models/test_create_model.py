@@ -66,7 +66,7 @@ def test_options_that_contradict_the_weights():
     for part in (
         "embedding_size is 6 in the weights, but 512 was asked for",
         "text_tower is word_max in the weights, but word_mean was asked for",
-        'weights_scope="backbone"',
+        "weights_scope=backbone",
     ):
         assert part in str(caught.value)
     with pytest.raises(ConfigError, match="every word another word's vector"):
