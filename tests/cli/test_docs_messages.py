@@ -186,7 +186,7 @@ def test_the_variables_that_the_page_calls_read_are_those_that_the_code_reads():
 
 def test_the_recipe_keys_that_the_pages_name_exist():
     sections = {name: set(field.annotation.model_fields) for name, field in Recipe.model_fields.items()}
-    for section, table in (("model", MODELS), ("task", LOSSES), ("data", SOURCES)):
+    for section, table in (("model", MODELS), ("task", LOSSES), ("data", SOURCES), ("eval", SOURCES)):
         sections[section] |= {name for item in table.values() for name in inspect.signature(item).parameters}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")

@@ -72,12 +72,12 @@ def judge(rows, multi_label=False, poison=False, workers=0, **section):
 
 @pytest.mark.parametrize("options", [{}, {"combine_views": "max", "multi_label": True}], ids=["mean", "max"])
 def test_any_number_of_processes_gives_the_same_bits_and_sees_each_view_once(rows, tmp_path, options):
-    """11 rows of 6 views in batches of 2 rows, which 2 and 3 processes cannot share out evenly; one is broken."""
+    """12 rows of 6 views in batches of 2, which 3 processes cannot share out evenly; a broken one is not looked at."""
     broken = Clip(id="broken", video=str(tmp_path / "none.mp4"), labels=("a",))
     listed = [*rows[:4], broken, *rows[4:]]
     options = options | {"allow_missing": True}
     one, top, clips = judge(listed, **options)
-    assert clips == 12 * 6 and [name for name, *_ in top] == [row.id for row in rows]
+    assert clips == 11 * 6 and [name for name, *_ in top] == [row.id for row in rows]
     assert one["protocol"]["evaluated"] == "11/12 videos" and [f["id"] for f in one["faults"]] == ["broken"]
     assert len({row["top"][0] for row in one["predictions"]}) > 3  # the model says different things
     for number in (2, 3):
