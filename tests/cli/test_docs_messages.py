@@ -190,7 +190,7 @@ def test_the_recipe_keys_that_the_pages_name_exist():
         sections[section] |= {name for item in table.values() for name in inspect.signature(item).parameters}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        text = re.sub(r"data\.mdb|(train|val|model)\.(csv|json|safetensors)", "", text)  # files, no keys
+        text = re.sub(r"data\.mdb|(train|val|model)\.(csv|json|safetensors|pth?)", "", text)  # files, no keys
         for section, key in re.findall(rf"[`' ({{](?=\w+\.)({'|'.join(sections)})\.([a-z_]+)", text):
             assert key in sections[section], f"{page.name}: {section}.{key}"
 
