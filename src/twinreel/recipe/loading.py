@@ -68,10 +68,13 @@ def _judge_by(tree: Tree, source: str, overrides: Sequence[str]) -> None:
     if not isinstance(values, dict):
         return  # reported by the typed validation
     given = {override.partition("=")[0].partition(".")[2] for override in overrides if override.startswith("eval.")}
-    own = values.get("source") or _section_value(tree, "data", "source")
-    for key in [key for key in values if key not in EvalSection.model_fields and key not in given and own != source]:
+    of_data = _section_value(tree, "data", "source")
+    own = values.get("source") or ("manifest" if values.get("manifest") is not None else of_data)
+    if own == source:
+        return
+    for key in [key for key in values if key not in EvalSection.model_fields and key not in given]:
         del values[key]
-    values |= {"source": source, "manifest": None}
+    values |= {"source": None if source == of_data else source, "manifest": None}  # null inherits the options of data
 
 
 def build_recipe(tree: Tree) -> Recipe:
