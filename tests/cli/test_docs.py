@@ -14,7 +14,8 @@ from videos import make_video
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SMALL = ["train.num_epochs=1", "train.global_batch_size=4", "optim.warmup_epochs=0", "train.memory_format=contiguous"]
+SMALL = ["train.num_epochs=1", "train.global_batch_size=4", "train.memory_format=contiguous"]
+OF_TOWERS, OF_MATCHING = ["optim.warmup_epochs=0"], ["task.num_negatives=2"]
 
 
 def blocks(page, language):
@@ -60,7 +61,8 @@ def test_the_commands_for_own_videos_run(home, page):
     lines = [words for words in lines if not any("frozen" in w for w in words)]  # needs packages of its own
     assert {words[1] for words in lines} >= {"check", "train", "embed", "search"}
     for words in lines:
-        small = SMALL if words[1] in ("check", "train") else []
+        own = OF_MATCHING if words[2].startswith("clipbert") else OF_TOWERS
+        small = [*SMALL, *own] if words[1] in ("check", "train") else []
         result = subprocess.run([sys.executable, "-m", "twinreel", *words[1:], *small], capture_output=True, text=True)
         assert result.returncode == 0, (words, result.stderr)
     assert (home / "check.png").stat().st_size > 0
