@@ -379,20 +379,6 @@ class Run:
         return self.task
 
     @property
-    def matching(self) -> VideoTextMatching:
-        """The task of a cross-modal model.
-
-        Raises:
-            ConfigError: the run is of another task.
-        """
-        if not isinstance(self.task, VideoTextMatching):
-            raise ConfigError(
-                f"{self.folder}: trained with task.name={self.task.name}; a run of task.name=video_text_matching is "
-                "needed to judge videos and texts together"
-            )
-        return self.task
-
-    @property
     def averaged(self) -> bool:
         """Whether the model has averaged weights."""
         return weights_file(self.checkpoint, averaged=True) != weights_file(self.checkpoint)

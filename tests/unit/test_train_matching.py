@@ -107,7 +107,7 @@ def test_what_a_run_says_and_keeps(videos, tmp_path, capsys):
     assert set(result.report.metrics) >= {"text_to_video/recall_at_1", "chance/video_to_text/recall_at_1"}
     described = read_model_json(find_checkpoint(tmp_path / "run")[0])
     assert described["num_outputs"] == 2 and described["answers"] == []
-    assert load_run(tmp_path / "run").matching.pooling == "lse"
+    assert load_run(tmp_path / "run").task.pooling == "lse"
     with pytest.raises(ConfigError, match="no embeddings of sentences"):
         _ = load_run(tmp_path / "run").towers
 
@@ -155,7 +155,7 @@ def test_choices_are_learned_and_judged(choices, tmp_path):
 
 def test_answers_are_learned_and_judged(answers, tmp_path):
     result = train(matching_recipe(answers, "task.goal=question_answering"), tmp_path / "run", quiet=True)
-    assert load_run(tmp_path / "run").matching.answers == ("round", "square", "seldom")
+    assert load_run(tmp_path / "run").task.answers == ("round", "square", "seldom")
     assert 0 <= result.report.metrics["accuracy"] <= 1
 
 
@@ -163,7 +163,7 @@ def test_answers_beyond_the_outputs_are_counted(answers, tmp_path, capsys):
     wanted = matching_recipe(answers, "task.goal=question_answering", "model.num_classes=2")
     train(wanted, tmp_path / "run")
     assert "1 of 12 training rows have an answer that is none of the 2 outputs" in capsys.readouterr().err
-    assert load_run(tmp_path / "run").matching.answers == ("round", "square")
+    assert load_run(tmp_path / "run").task.answers == ("round", "square")
 
 
 def test_check_says_what_will_be_compared(videos, tmp_path):

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from twinreel.errors import ConfigError
 from twinreel.founding_configs.clipbert_keys import CHOICES, DEFAULTS, LENGTHS, Kind, kind_of
-from twinreel.founding_configs.settings import COMMAND_LINE, Settings, Written
+from twinreel.founding_configs.settings import COMMAND_LINE, Settings, Written, read_configuration
 from twinreel.founding_configs.values import short
 
 __all__ = ["json_entries", "read_clipbert"]
@@ -56,7 +56,7 @@ def read_clipbert(path: str | Path, overrides: Sequence[str] = ()) -> Settings:
     path = Path(path)
     settings = Settings(path.name, defaults=DEFAULTS, system="ClipBERT")
     lines: dict[str, int] = {}
-    for key, value, line in json_entries(path, _read(path)):
+    for key, value, line in json_entries(path, read_configuration(path, "ClipBERT's JSON")):
         if key in lines:
             where = f"in lines {lines[key]} and {line}"
             settings.notes.append(f"{key} stands twice, {where}: the last one counts, as in ClipBERT")
@@ -65,15 +65,6 @@ def read_clipbert(path: str | Path, overrides: Sequence[str] = ()) -> Settings:
     _lay_over(settings, overrides)
     settings.raise_problems()
     return settings
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.expanduser().read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read this configuration: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not a text file in UTF-8 ({error.reason}); give ClipBERT's JSON") from error
 
 
 def json_entries(path: Path, text: str) -> Iterator[tuple[str, Any, int]]:

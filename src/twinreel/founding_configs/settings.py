@@ -14,7 +14,7 @@ from twinreel.errors import ConfigError
 from twinreel.founding_configs.keys import GROUPS, KEYS
 from twinreel.founding_configs.values import parse_value, short
 
-__all__ = ["Settings", "Written", "read_settings"]
+__all__ = ["Settings", "Written", "read_configuration", "read_settings"]
 
 COMMAND_LINE = "command line"
 
@@ -75,20 +75,29 @@ def read_settings(path: str | Path, overrides: Sequence[str] = ()) -> Settings:
     """
     path = Path(path)
     settings = Settings(path.name)
-    for key, value, line in _entries(path.name, _read(path), settings):
+    for key, value, line in _entries(path.name, read_configuration(path, "PySlowFast's YAML"), settings):
         _take(settings, key, value, f"{path.name}:{line}")
     _lay_over(settings, overrides)
     settings.raise_problems()
     return settings
 
 
-def _read(path: Path) -> str:
+def read_configuration(path: Path, what: str) -> str:
+    """The text of a file.
+
+    Args:
+        path: the file.
+        what: it should be, for the message.
+
+    Raises:
+        ConfigError: it cannot be read, or is no text.
+    """
     try:
         return path.expanduser().read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path}: cannot read this configuration: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not a text file in UTF-8 ({error.reason}); give PySlowFast's YAML") from error
+        raise ConfigError(f"{path}: not a text file in UTF-8 ({error.reason}); give {what}") from error
 
 
 def _entries(name: str, text: str, settings: Settings) -> Iterator[tuple[str, Any, int]]:
